@@ -1,0 +1,330 @@
+#include "dispatch/operations.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+
+namespace onepass {
+namespace {
+
+constexpr DTypeSet kGradientTypes = {DType::kFloat32, DType::kBFloat16,
+                                     DType::kFloat16};
+
+// One span of an operation. `bytes` is what `numel` elements take.
+struct Span {
+  absl::string_view name;
+  const void* data;
+  int64_t element_bytes;
+  bool written = false;
+  // A written span may be this one, exactly, and may not overlap it otherwise.
+  const void* may_equal = nullptr;
+};
+
+absl::Status Invalid(absl::string_view operation, absl::string_view problem) {
+  return absl::InvalidArgumentError(absl::StrCat(operation, ": ", problem));
+}
+
+// `a` and `b` of the same number of bytes or not; both not empty.
+bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const uintptr_t x = reinterpret_cast<uintptr_t>(a);
+  const uintptr_t y = reinterpret_cast<uintptr_t>(b);
+  return x < y ? y - x < static_cast<uintptr_t>(a_bytes)
+               : x - y < static_cast<uintptr_t>(b_bytes);
+}
+
+absl::Status CheckSpans(absl::string_view operation, int64_t numel,
+                        std::initializer_list<Span> spans) {
+  // Leaves room for pointer differences in bytes of the widest element.
+  constexpr int64_t kMostElements =
+      std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(double));
+  if (numel < 0 || numel > kMostElements) {
+    return Invalid(operation, absl::StrCat("numel is ", numel,
+                                           ", expected 0 to ", kMostElements));
+  }
+  if (numel == 0) return absl::OkStatus();
+  for (const Span& span : spans) {
+    if (span.data == nullptr) {
+      return Invalid(operation, absl::StrCat(span.name, " is null, numel is ",
+                                             numel));
+    }
+    const uintptr_t address = reinterpret_cast<uintptr_t>(span.data);
+    if (address % static_cast<uintptr_t>(span.element_bytes) != 0) {
+      return Invalid(operation,
+                     absl::StrCat(span.name, " is at 0x", absl::Hex(address),
+                                  ", not aligned to its elements of ",
+                                  span.element_bytes, " bytes"));
+    }
+  }
+  for (const Span& a : spans) {
+    if (!a.written) continue;
+    for (const Span& b : spans) {
+      if (&a == &b || (a.may_equal == b.data && a.data == b.data) ||
+          (b.may_equal == a.data && a.data == b.data)) {
+        continue;
+      }
+      if (Overlap(a.data, numel * a.element_bytes, b.data,
+                  numel * b.element_bytes)) {
+        return Invalid(operation,
+                       absl::StrCat(a.name, " overlaps ", b.name));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckType(absl::string_view operation, absl::string_view name,
+                       DType type, DTypeSet expected) {
+  if (expected.Contains(type)) return absl::OkStatus();
+  std::string list;
+  for (DType one : kAllDTypes) {
+    if (expected.Contains(one)) {
+      absl::StrAppend(&list, list.empty() ? "" : ", ", Name(one));
+    }
+  }
+  return Invalid(operation,
+                 absl::StrCat(name, " is ", Name(type), ", expected ",
+                              list.empty() ? "none: not supported" : list));
+}
+
+absl::Status CheckFinite(absl::string_view operation, absl::string_view name,
+                         float value) {
+  if (std::isfinite(value)) return absl::OkStatus();
+  return Invalid(operation,
+                 absl::StrCat(name, " is ", value, ", expected a finite number"));
+}
+
+// `elements` elements of `type` further on.
+template <typename Pointer>
+Pointer Advance(Pointer pointer, DType type, int64_t elements) {
+  using Byte = std::conditional_t<
+      std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
+  return pointer == nullptr
+             ? pointer
+             : static_cast<Byte*>(pointer) + elements * ByteSize(type);
+}
+
+// Calls leaf_sums(begin, end, sums) for stretches of leaves of [0, numel), on all
+// workers, and adds what it wrote to `sum`. Leaf sums live on the workers'
+// stacks: nothing is allocated.
+void AddLeafSums(
+    ThreadPool& pool, int64_t numel, NormSum& sum,
+    absl::FunctionRef<void(int64_t begin, int64_t end, double* sums)>
+        leaf_sums) {
+  constexpr int64_t kLeaves = 64;
+  absl::Mutex mutex;
+  pool.ParallelFor(numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    NormSum local;
+    double sums[kLeaves];
+    for (int64_t i = begin; i < end; i += kLeaves * kLeafNumel) {
+      const int64_t stop = std::min(end, i + kLeaves * kLeafNumel);
+      leaf_sums(i, stop, sums);
+      for (int64_t leaf = 0; leaf < LeafCount(stop - i); ++leaf) {
+        local.Add(sums[leaf]);
+      }
+    }
+    absl::MutexLock lock(&mutex);
+    sum.Merge(local);
+  });
+}
+
+#define ONEPASS_RETURN_IF_ERROR(expression)                                \
+  do {                                                                     \
+    if (absl::Status status = (expression); !status.ok()) return status;   \
+  } while (false)
+
+}  // namespace
+
+absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args) {
+  constexpr absl::string_view kName = "adam_step";
+  ONEPASS_RETURN_IF_ERROR(
+      CheckType(kName, "grad_type", args.grad_type, kernel.gradient_types));
+  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "exp_avg_type", args.exp_avg_type,
+                                    kernel.moment_types));
+  ONEPASS_RETURN_IF_ERROR(CheckType(
+      kName, "exp_avg_sq_type", args.exp_avg_sq_type, kernel.moment_types));
+  ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "grad_scale", args.grad_scale));
+  const Span param = {"param", args.param, sizeof(float), true};
+  const Span grad = {"grad", args.grad, ByteSize(args.grad_type)};
+  const Span exp_avg = {"exp_avg", args.exp_avg, ByteSize(args.exp_avg_type),
+                        true};
+  const Span exp_avg_sq = {"exp_avg_sq", args.exp_avg_sq,
+                           ByteSize(args.exp_avg_sq_type), true};
+  if (args.copy == nullptr) {
+    return CheckSpans(kName, args.numel, {param, grad, exp_avg, exp_avg_sq});
+  }
+  ONEPASS_RETURN_IF_ERROR(
+      CheckType(kName, "copy_type", args.copy_type, kernel.copy_types));
+  return CheckSpans(kName, args.numel,
+                    {param, grad, exp_avg, exp_avg_sq,
+                     Span{"copy", args.copy, ByteSize(args.copy_type), true}});
+}
+
+AdamStepArgs AdamStepPart(const AdamStepArgs& args, int64_t offset,
+                          int64_t numel) {
+  AdamStepArgs part = args;
+  part.numel = numel;
+  part.param += offset;
+  part.grad = Advance(args.grad, args.grad_type, offset);
+  part.exp_avg = Advance(args.exp_avg, args.exp_avg_type, offset);
+  part.exp_avg_sq = Advance(args.exp_avg_sq, args.exp_avg_sq_type, offset);
+  part.copy = Advance(args.copy, args.copy_type, offset);
+  return part;
+}
+
+absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
+                      const AdamStepArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckAdamStep(kernel, args));
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->adam_step(AdamStepPart(args, begin, end - begin));
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
+                        const AccumulateArgs& args, NormSum* sum) {
+  constexpr absl::string_view kName = "accumulate";
+  ONEPASS_RETURN_IF_ERROR(
+      CheckType(kName, "term_type", args.term_type, kGradientTypes));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckType(kName, "out_type", args.out_type, kGradientTypes));
+  ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "divisor", args.divisor));
+  if (args.divisor == 0) return Invalid(kName, "divisor is 0");
+  const Span out = {
+      "out", args.out, ByteSize(args.out_type), true,
+      args.out_type == DType::kFloat32 ? args.sum : nullptr};
+  const Span term = {"term", args.term, ByteSize(args.term_type)};
+  if (args.sum == nullptr) {
+    ONEPASS_RETURN_IF_ERROR(CheckSpans(kName, args.numel, {out, term}));
+  } else {
+    ONEPASS_RETURN_IF_ERROR(CheckSpans(
+        kName, args.numel, {out, term, Span{"sum", args.sum, sizeof(float)}}));
+  }
+  auto part = [&](int64_t begin, int64_t end, double* sums) {
+    AccumulateArgs part = args;
+    part.numel = end - begin;
+    part.sum = args.sum == nullptr ? nullptr : args.sum + begin;
+    part.term = Advance(args.term, args.term_type, begin);
+    part.out = Advance(args.out, args.out_type, begin);
+    part.leaf_sums = sums;
+    kernel.operations->accumulate(part);
+  };
+  if (sum == nullptr) {
+    pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+      part(begin, end, nullptr);
+    });
+  } else {
+    AddLeafSums(pool, args.numel, *sum, part);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
+                   const ScaleArgs& args) {
+  constexpr absl::string_view kName = "scale";
+  ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "factor", args.factor));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckSpans(kName, args.numel,
+                 {Span{"in", args.in, sizeof(float)},
+                  Span{"out", args.out, sizeof(float), true, args.in}}));
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->scale(
+        {end - begin, args.in + begin, args.out + begin, args.factor});
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Cast(const Kernel& kernel, ThreadPool& pool,
+                  const CastArgs& args) {
+  constexpr absl::string_view kName = "cast";
+  if ((args.in_type == DType::kFloat32) == (args.out_type == DType::kFloat32)) {
+    return Invalid(kName, absl::StrCat("from ", Name(args.in_type), " to ",
+                                       Name(args.out_type),
+                                       ", expected from or to fp32"));
+  }
+  ONEPASS_RETURN_IF_ERROR(
+      CheckSpans(kName, args.numel,
+                 {Span{"in", args.in, ByteSize(args.in_type)},
+                  Span{"out", args.out, ByteSize(args.out_type), true}}));
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->cast({end - begin,
+                             Advance(args.in, args.in_type, begin),
+                             Advance(args.out, args.out_type, begin),
+                             args.in_type, args.out_type});
+  });
+  return absl::OkStatus();
+}
+
+absl::Status SquaredNorm(const Kernel& kernel, ThreadPool& pool, int64_t numel,
+                         const void* x, DType type, NormSum& sum) {
+  constexpr absl::string_view kName = "squared_norm";
+  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "type", type, kGradientTypes));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckSpans(kName, numel, {Span{"x", x, ByteSize(type)}}));
+  AddLeafSums(pool, numel, sum, [&](int64_t begin, int64_t end, double* sums) {
+    kernel.operations->squared_norm(
+        {end - begin, Advance(x, type, begin), sums, type});
+  });
+  return absl::OkStatus();
+}
+
+absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
+                    const AbsMaxArgs& args) {
+  constexpr absl::string_view kName = "absmax";
+  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "type", args.type, kGradientTypes));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckSpans(kName, args.numel, {Span{"x", args.x, ByteSize(args.type)}}));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckSpans(kName, LeafCount(args.numel),
+                 {Span{"leaf_absmax", args.leaf_absmax, sizeof(float), true}}));
+  if (args.numel > 0 &&
+      Overlap(args.x, args.numel * ByteSize(args.type), args.leaf_absmax,
+              LeafCount(args.numel) * static_cast<int64_t>(sizeof(float)))) {
+    return Invalid(kName, "leaf_absmax overlaps x");
+  }
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->absmax({end - begin, Advance(args.x, args.type, begin),
+                               args.leaf_absmax + begin / kLeafNumel,
+                               args.type});
+  });
+  return absl::OkStatus();
+}
+
+absl::Status SplitRemainder(const Kernel& kernel, ThreadPool& pool,
+                            const SplitRemainderArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckSpans(
+      "split_remainder", args.numel,
+      {Span{"master", args.master, sizeof(float)},
+       Span{"param", args.param, sizeof(uint16_t), true},
+       Span{"remainder", args.remainder, sizeof(int16_t), true}}));
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->split_remainder({end - begin, args.master + begin,
+                                        args.param + begin,
+                                        args.remainder + begin});
+  });
+  return absl::OkStatus();
+}
+
+absl::Status JoinRemainder(const Kernel& kernel, ThreadPool& pool,
+                           const JoinRemainderArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckSpans(
+      "join_remainder", args.numel,
+      {Span{"param", args.param, sizeof(uint16_t)},
+       Span{"remainder", args.remainder, sizeof(int16_t)},
+       Span{"master", args.master, sizeof(float), true}}));
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->join_remainder({end - begin, args.param + begin,
+                                       args.remainder + begin,
+                                       args.master + begin});
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace onepass

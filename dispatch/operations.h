@@ -1,0 +1,62 @@
+// Every operation of a kernel, checked and spread over a thread pool: the edge
+// that kernels, which cannot fail, rely on.
+//
+//   RETURN_IF_ERROR(Cast(*kernel, *pool, {numel, x, y, DType::kFloat32,
+//                                         DType::kBFloat16}));
+//
+// All return InvalidArgument, with the operation, the argument, what was
+// expected and what came, for: a negative or overflowing numel, a null pointer
+// with numel above 0, a pointer that is not aligned to its element, a type that
+// the operation or the kernel does not take, and spans that overlap where one is
+// written (the same span twice is fine where dispatch/kernel.h says so). Nothing
+// is read or written then. Work is cut at multiples of a leaf; results do not
+// depend on the number of threads. None of them allocates, unless it fails.
+
+#ifndef ONEPASS_DISPATCH_OPERATIONS_H_
+#define ONEPASS_DISPATCH_OPERATIONS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "dispatch/dtype.h"
+#include "dispatch/kernel.h"
+#include "dispatch/norm_sum.h"
+#include "dispatch/thread_pool.h"
+
+namespace onepass {
+
+absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
+                      const AdamStepArgs& args);
+// The checks of AdamStep alone.
+absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args);
+// The arguments for elements [offset, offset + numel) of `args`.
+AdamStepArgs AdamStepPart(const AdamStepArgs& args, int64_t offset,
+                          int64_t numel);
+
+// `args.leaf_sums` is ignored: pass `sum` instead, or null. The squares of the
+// stored results are added to it.
+absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
+                        const AccumulateArgs& args, NormSum* sum = nullptr);
+
+absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
+                   const ScaleArgs& args);
+
+absl::Status Cast(const Kernel& kernel, ThreadPool& pool, const CastArgs& args);
+
+// Adds the squares of x[0, numel) to `sum`, leaf by leaf from x[0] on.
+absl::Status SquaredNorm(const Kernel& kernel, ThreadPool& pool,
+                         int64_t numel, const void* x, DType type,
+                         NormSum& sum);
+
+absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
+                    const AbsMaxArgs& args);
+
+absl::Status SplitRemainder(const Kernel& kernel, ThreadPool& pool,
+                            const SplitRemainderArgs& args);
+
+absl::Status JoinRemainder(const Kernel& kernel, ThreadPool& pool,
+                           const JoinRemainderArgs& args);
+
+}  // namespace onepass
+
+#endif  // ONEPASS_DISPATCH_OPERATIONS_H_

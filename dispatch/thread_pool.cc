@@ -1,0 +1,165 @@
+#include "dispatch/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace onepass {
+namespace {
+
+// Looks at the generation this many times before sleeping: a few microseconds,
+// about what waking a sleeper costs.
+constexpr int kSpins = 2000;
+
+// The pool whose work this thread is doing now.
+thread_local const ThreadPool* running_pool = nullptr;
+
+void Pause() {
+#if defined(__x86_64__)
+  asm volatile("pause");
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Processors in the affinity mask of the calling thread. Doubles the mask until
+// the kernel's fits: cpu_set_t ends at 1024 processors.
+int AllowedProcessors() {
+  for (int processors = 1024; processors <= (1 << 20); processors *= 2) {
+    cpu_set_t* mask = CPU_ALLOC(processors);
+    if (mask == nullptr) return 1;
+    const size_t size = CPU_ALLOC_SIZE(processors);
+    const bool known = sched_getaffinity(0, size, mask) == 0;
+    const bool too_small = !known && errno == EINVAL;
+    const int count = known ? CPU_COUNT_S(size, mask) : 1;
+    CPU_FREE(mask);
+    if (!too_small) return count;
+  }
+  return 1;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(
+    const ThreadPoolOptions& options) {
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads is ", options.threads, ", expected 0 to ",
+                     kMaxThreads));
+  }
+  const int threads =
+      options.threads == 0 ? AllowedProcessors() : options.threads;
+  auto pool = absl::WrapUnique(new ThreadPool);
+  pool->workers_.reserve(threads - 1);
+  for (int worker = 1; worker < threads; ++worker) {
+    // The standard library reports a refused thread in no other way.
+    try {
+      pool->workers_.emplace_back(&ThreadPool::WorkerLoop, pool.get(), worker);
+    } catch (const std::system_error& error) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("could not start thread ", worker + 1, " of ", threads,
+                       ": ", error.what()));
+    }
+  }
+  return pool;
+}
+
+ThreadPool::~ThreadPool() {
+  work_ = nullptr;
+  {
+    absl::MutexLock lock(&sleep_mutex_);
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::Run(absl::FunctionRef<void(int)> work) {
+  if (running_pool == this || workers_.empty()) {
+    for (int worker = 0; worker < threads(); ++worker) work(worker);
+    return;
+  }
+  absl::MutexLock run_lock(&run_mutex_);
+  work_ = &work;
+  unfinished_.store(static_cast<int>(workers_.size()),
+                    std::memory_order_relaxed);
+  {
+    // Advanced under the mutex, so that sleepers look again.
+    absl::MutexLock lock(&sleep_mutex_);
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  const ThreadPool* outer = running_pool;
+  running_pool = this;
+  work(0);
+  running_pool = outer;
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (unfinished_.load(std::memory_order_acquire) == 0) return;
+    Pause();
+  }
+  absl::MutexLock lock(&sleep_mutex_);
+  sleep_mutex_.Await(absl::Condition(
+      +[](std::atomic<int>* unfinished) {
+        return unfinished->load(std::memory_order_acquire) == 0;
+      },
+      &unfinished_));
+}
+
+void ThreadPool::ParallelFor(
+    int64_t numel, int64_t grain,
+    absl::FunctionRef<void(int64_t begin, int64_t end)> work) {
+  if (numel <= 0) return;
+  if (numel <= grain) {
+    work(0, numel);
+    return;
+  }
+  const int64_t grains = numel / grain + (numel % grain != 0);
+  const int64_t parts = threads();
+  // The first `longer` workers take one grain more than the others.
+  const int64_t share = grains / parts;
+  const int64_t longer = grains % parts;
+  Run([&](int worker) {
+    const int64_t first = worker * share + std::min<int64_t>(worker, longer);
+    const int64_t last = first + share + (worker < longer ? 1 : 0);
+    if (first == last) return;
+    // The last grain may be short.
+    work(first * grain, last == grains ? numel : last * grain);
+  });
+}
+
+void ThreadPool::AwaitGeneration(uint32_t seen) {
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (generation_.load(std::memory_order_acquire) != seen) return;
+    Pause();
+  }
+  struct Wait {
+    std::atomic<uint32_t>* generation;
+    uint32_t seen;
+  } wait{&generation_, seen};
+  absl::MutexLock lock(&sleep_mutex_);
+  sleep_mutex_.Await(absl::Condition(
+      +[](Wait* w) {
+        return w->generation->load(std::memory_order_acquire) != w->seen;
+      },
+      &wait));
+}
+
+void ThreadPool::WorkerLoop(int worker) {
+  running_pool = this;
+  for (uint32_t seen = 0;; ++seen) {
+    AwaitGeneration(seen);
+    const absl::FunctionRef<void(int)>* work = work_;
+    if (work == nullptr) return;
+    (*work)(worker);
+    if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      // The last one: the mutex makes a sleeping caller look again.
+      absl::MutexLock lock(&sleep_mutex_);
+    }
+  }
+}
+
+}  // namespace onepass

@@ -1,0 +1,62 @@
+// A running sum of gradients, its mean on the last term, and the norm of what was
+// stored. See AccumulateArgs.
+
+#ifndef ONEPASS_KERNELS_GENERIC_ACCUMULATE_H_
+#define ONEPASS_KERNELS_GENERIC_ACCUMULATE_H_
+
+#include <cstdint>
+
+#include "dispatch/fp_environment.h"
+#include "dispatch/kernel.h"
+#include "kernels/generic/convert.h"
+#include "kernels/generic/leaf.h"
+#include "kernels/generic/loop.h"
+
+namespace onepass {
+namespace generic {
+
+template <typename T, DType term_type, DType out_type>
+[[gnu::noinline]] void AccumulateLoop(const AccumulateArgs& args) {
+  const ScopedFpEnvironment fp;
+  const AccumulateArgs a = args;
+  // Returns what was stored, widened again.
+  auto step = [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
+    auto x = Load<T, term_type>(a.term, i, lanes);
+    if (a.sum != nullptr) x = T::Add(T::LoadF32(a.sum + i, lanes), x);
+    // x / 1 is x.
+    if (a.divisor != 1.0f) x = T::Div(x, T::Set(a.divisor));
+    Store<T, out_type>(a.out, i, x, lanes);
+    if constexpr (out_type == DType::kFloat32) {
+      return x;
+    } else {
+      return Load<T, out_type>(a.out, i, lanes);
+    }
+  };
+  if (a.leaf_sums == nullptr) {
+    ForEachVector<T>(a.numel, [&](int64_t i, auto lanes)
+                                  ONEPASS_LAMBDA_INLINE { step(i, lanes); });
+    return;
+  }
+  for (int64_t begin = 0; begin < a.numel; begin += kLeafNumel) {
+    const int64_t rest = a.numel - begin;
+    a.leaf_sums[begin / kLeafNumel] = LeafSum<T>(
+        begin, begin + (rest < kLeafNumel ? rest : kLeafNumel), step);
+  }
+}
+
+template <typename T>
+void Accumulate(const AccumulateArgs& args) {
+  using D = DType;
+  WithDType<D::kFloat32, D::kBFloat16, D::kFloat16>(
+      args.term_type, [&](auto term) {
+        WithDType<D::kFloat32, D::kBFloat16, D::kFloat16>(
+            args.out_type, [&](auto out) {
+              AccumulateLoop<T, term.value, out.value>(args);
+            });
+      });
+}
+
+}  // namespace generic
+}  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_GENERIC_ACCUMULATE_H_

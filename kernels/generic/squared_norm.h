@@ -1,0 +1,39 @@
+// The sum of squares of each leaf. See SquaredNormArgs.
+
+#ifndef ONEPASS_KERNELS_GENERIC_SQUARED_NORM_H_
+#define ONEPASS_KERNELS_GENERIC_SQUARED_NORM_H_
+
+#include <cstdint>
+
+#include "dispatch/fp_environment.h"
+#include "dispatch/kernel.h"
+#include "kernels/generic/convert.h"
+#include "kernels/generic/leaf.h"
+
+namespace onepass {
+namespace generic {
+
+template <typename T, DType type>
+[[gnu::noinline]] void SquaredNormLoop(const SquaredNormArgs& args) {
+  const ScopedFpEnvironment fp;
+  const SquaredNormArgs a = args;
+  for (int64_t begin = 0; begin < a.numel; begin += kLeafNumel) {
+    const int64_t rest = a.numel - begin;
+    a.leaf_sums[begin / kLeafNumel] = LeafSum<T>(
+        begin, begin + (rest < kLeafNumel ? rest : kLeafNumel),
+        [&](int64_t i, auto lanes)
+            ONEPASS_LAMBDA_INLINE { return Load<T, type>(a.x, i, lanes); });
+  }
+}
+
+template <typename T>
+void SquaredNorm(const SquaredNormArgs& args) {
+  using D = DType;
+  WithDType<D::kFloat32, D::kBFloat16, D::kFloat16>(
+      args.type, [&](auto type) { SquaredNormLoop<T, type.value>(args); });
+}
+
+}  // namespace generic
+}  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_GENERIC_SQUARED_NORM_H_

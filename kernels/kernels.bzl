@@ -1,0 +1,93 @@
+"""The built-in kernels: one list, from which targets, table and tests are made."""
+
+load("//dispatch:numerics.bzl", "NUMERICS_COPTS")
+
+# To add an instruction set: its folder with kernel.cc and plugin.cc, and its line here. `cpu` is a
+# value of @platforms//cpu, or None where the kernel is for all.
+KERNELS = [
+    struct(name = "avx512", cpu = "x86_64", copts = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]),
+    struct(name = "avx2", cpu = "x86_64", copts = ["-mavx2", "-mfma", "-mf16c"]),
+    struct(name = "scalar", cpu = None, copts = []),
+]
+
+# Beside the flags of the instruction set. Optimised in every build but a debug one: a dependent that
+# does not say so would run its step unoptimised. No exceptions: their handling leaves a weak symbol
+# in the object. No vectorising by the compiler: the vectors are written down, and the scalar kernel
+# is to be what its name says.
+_KERNEL_COPTS = NUMERICS_COPTS + [
+    "-fno-exceptions",
+    "-fno-tree-vectorize",
+] + select({
+    "//kernels:debug": [],
+    "//conditions:default": ["-O3"],
+})
+
+_CPUS = ["x86_64"]
+
+def _symbol(name):
+    return "k%sKernel" % name.capitalize()
+
+def _kernels_of(cpu):
+    return [kernel for kernel in KERNELS if kernel.cpu in (None, cpu)]
+
+def _table_source(kernels):
+    lines = ["#include \\\"kernels/table.h\\\"", "namespace onepass {"]
+    lines += ["extern const Kernel %s;" % _symbol(kernel.name) for kernel in kernels]
+    lines += ["const Kernel* const kBuiltinKernels[] = {"]
+    lines += ["    &%s," % _symbol(kernel.name) for kernel in kernels]
+    lines += ["};", "const int kBuiltinKernelCount = %d;" % len(kernels), "}  // namespace onepass"]
+    return "printf '%s\\n' " + " ".join(["\"%s\"" % line for line in lines]) + " > $@"
+
+def kernel_plugins():
+    """Targets //kernels:<name> (a plugin), <name>_kernel (its code) and table.cc (all of them)."""
+    for kernel in KERNELS:
+        compatible = [] if kernel.cpu == None else ["@platforms//cpu:" + kernel.cpu]
+        native.cc_library(
+            name = kernel.name + "_kernel",
+            srcs = [kernel.name + "/kernel.cc"],
+            copts = _KERNEL_COPTS + kernel.copts,
+            linkstatic = True,
+            target_compatible_with = compatible,
+            deps = [":generic"],
+        )
+        native.cc_library(
+            name = kernel.name,
+            srcs = [kernel.name + "/plugin.cc"],
+            target_compatible_with = compatible,
+            visibility = ["//visibility:public"],
+            deps = [
+                ":" + kernel.name + "_kernel",
+                "//dispatch:cpu_features",
+                "//dispatch:kernel",
+            ],
+        )
+        native.filegroup(
+            name = kernel.name + "_archive",
+            srcs = [kernel.name + "_kernel"],
+            output_group = "archive",
+            testonly = True,
+        )
+        native.sh_test(
+            name = kernel.name + "_symbols_test",
+            srcs = ["symbols_test.sh"],
+            args = ["onepass::k%sOperations" % kernel.name.capitalize(), "$(locations :%s_archive)" % kernel.name],
+            data = [kernel.name + "_archive"],
+            target_compatible_with = compatible,
+        )
+    native.genrule(
+        name = "table_source",
+        outs = ["table.cc"],
+        cmd = select(dict([
+            ("@platforms//cpu:" + cpu, _table_source(_kernels_of(cpu)))
+            for cpu in _CPUS
+        ] + [("//conditions:default", _table_source(_kernels_of(None)))])),
+    )
+    native.cc_library(
+        name = "table",
+        srcs = ["table.cc"],
+        hdrs = ["table.h"],
+        deps = ["//dispatch:kernel"] + select(dict([
+            ("@platforms//cpu:" + cpu, [":" + kernel.name for kernel in _kernels_of(cpu)])
+            for cpu in _CPUS
+        ] + [("//conditions:default", [":" + kernel.name for kernel in _kernels_of(None)])])),
+    )

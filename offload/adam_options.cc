@@ -1,0 +1,104 @@
+#include "offload/adam_options.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "dispatch/fp_environment.h"
+
+namespace onepass {
+namespace {
+
+absl::Status CheckOption(absl::string_view name, double value, bool valid,
+                         absl::string_view expected) {
+  if (valid) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, ", expected ", expected));
+}
+
+absl::Status CheckNotNegative(absl::string_view name, double value) {
+  const float rounded = static_cast<float>(value);
+  return CheckOption(name, value, std::isfinite(rounded) && rounded >= 0,
+                     "a finite fp32 number of at least 0");
+}
+
+absl::Status CheckBeta(absl::string_view name, double value) {
+  const float rounded = static_cast<float>(value);
+  return CheckOption(name, value, rounded >= 0 && rounded < 1,
+                     "at least 0 and, rounded to fp32, below 1");
+}
+
+// base^t by binary exponentiation from the lowest bit of t up: a fixed sequence of
+// double multiplications, where pow() differs between platforms in the last bit.
+double Power(double base, int64_t t) {
+  double result = 1;
+  for (; t > 0; t >>= 1) {
+    if ((t & 1) != 0) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+// Not inlined: its arithmetic may not leave the environment its caller sets.
+[[gnu::noinline]] void Compute(const AdamOptions& options, int64_t t,
+                               AdamConstants& c) {
+  const float lr = static_cast<float>(options.lr);
+  c.beta1 = static_cast<float>(options.beta1);
+  c.beta2 = static_cast<float>(options.beta2);
+  c.one_minus_beta1 = 1.0f - c.beta1;
+  c.one_minus_beta2 = 1.0f - c.beta2;
+  c.eps = static_cast<float>(options.eps);
+  c.weight_decay = static_cast<float>(options.weight_decay);
+  double correction1 = 1;
+  double correction2 = 1;
+  if (options.bias_correction) {
+    correction1 = 1 - Power(c.beta1, t);
+    correction2 = 1 / std::sqrt(1 - Power(c.beta2, t));
+  }
+  c.step_size = static_cast<float>(-static_cast<double>(lr) / correction1);
+  c.bias_correction2 = static_cast<float>(correction2);
+  c.decay = static_cast<float>(-static_cast<double>(lr) *
+                               static_cast<double>(c.weight_decay));
+  c.decay_mode = c.weight_decay == 0
+                     ? WeightDecay::kNone
+                     : options.mode == AdamOptions::Mode::kL2
+                           ? WeightDecay::kL2
+                           : WeightDecay::kAdamW;
+}
+
+}  // namespace
+
+absl::Status ValidateAdamOptions(const AdamOptions& options) {
+  absl::Status status = CheckNotNegative("lr", options.lr);
+  if (status.ok()) status = CheckBeta("beta1", options.beta1);
+  if (status.ok()) status = CheckBeta("beta2", options.beta2);
+  if (status.ok()) status = CheckNotNegative("eps", options.eps);
+  if (status.ok()) {
+    status = CheckNotNegative("weight_decay", options.weight_decay);
+  }
+  return status;
+}
+
+absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
+                                                   int64_t t) {
+  AdamConstants constants;
+  {
+    const ScopedFpEnvironment fp;
+    if (absl::Status status = ValidateAdamOptions(options); !status.ok()) {
+      return status;
+    }
+    if (t < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("step t is ", t, ", expected at least 1"));
+    }
+    Compute(options, t, constants);
+  }
+  if (!std::isfinite(constants.step_size) || !std::isfinite(constants.decay)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "lr ", options.lr, " with weight_decay ", options.weight_decay,
+        " at step ", t, " overflows fp32"));
+  }
+  return constants;
+}
+
+}  // namespace onepass

@@ -1,0 +1,37 @@
+"""A repository from a pinned source archive: upstream's, or the distribution's where that lies in distdir/.
+
+Bazel itself finds upstream's archive in a `--distdir` or downloads it. Where the distribution
+packed the same files anew, its archive has a hash and a prefix of its own and Bazel would not take
+it for upstream's; this rule knows both pins.
+"""
+
+def _source_archive_impl(ctx):
+    onepass = ctx.path(Label("//third_party:BUILD.bazel")).dirname.dirname
+    distro_archive = onepass.get_child("distdir").get_child(ctx.attr.distro_file)
+    if ctx.attr.distro_sha256 and distro_archive.exists:
+        ctx.download_and_extract(
+            url = "file://" + str(distro_archive),
+            sha256 = ctx.attr.distro_sha256,
+            stripPrefix = ctx.attr.distro_strip_prefix,
+        )
+    else:
+        ctx.download_and_extract(
+            url = ctx.attr.url,
+            sha256 = ctx.attr.sha256,
+            stripPrefix = ctx.attr.strip_prefix,
+        )
+    if ctx.attr.build_file:
+        ctx.symlink(ctx.attr.build_file, "BUILD.bazel")
+
+source_archive = repository_rule(
+    implementation = _source_archive_impl,
+    attrs = {
+        "url": attr.string(mandatory = True),
+        "sha256": attr.string(mandatory = True),
+        "strip_prefix": attr.string(),
+        "distro_file": attr.string(mandatory = True),
+        "distro_sha256": attr.string(),
+        "distro_strip_prefix": attr.string(),
+        "build_file": attr.label(allow_single_file = True, doc = "For an archive without BUILD files."),
+    },
+)
