@@ -1,5 +1,6 @@
 #include "dispatch/norm_sum.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -23,20 +24,19 @@ void NormSum::Add(double leaf_sum) {
     (mantissa == 0 ? has_infinity_ : has_nan_) = true;
     return;
   }
-  if (exponent == 0) return;  // below 2^-1022, so zero
+  if (exponent == 0 && mantissa == 0) return;  // of either sign
   mantissa |= kImplicitBit;
-  // Where bit 0 of the mantissa falls; what lies below 2^-298 is zeros.
+  // Where bit 0 of the mantissa falls. Bits below 2^-298 must be zeros.
   int position = exponent - kExponentBias - kMantissaBits - kLeastExponent;
-  if (position < 0) {
-    if (position <= -64) return;
-    mantissa >>= -position;
-    position = 0;
-  }
-  const int limb = position / kLimbBits;
-  if (limb + 2 >= kLimbs || (bits >> 63) != 0) {
+  const int below = std::clamp(-position, 0, kMantissaBits + 1);
+  const bool lost = (mantissa & ((uint64_t{1} << below) - 1)) != 0;
+  if ((bits >> 63) != 0 || exponent - kExponentBias > kMostExponent || lost) {
     has_infinity_ = true;
     return;
   }
+  mantissa >>= below;
+  position = std::max(position, 0);
+  const int limb = position / kLimbBits;
   const unsigned __int128 shifted = static_cast<unsigned __int128>(mantissa)
                                     << (position % kLimbBits);
   limbs_[limb] += static_cast<uint32_t>(shifted);

@@ -42,6 +42,7 @@ class NormSum {
   static constexpr int kLimbs = 20;
   static constexpr int kLimbBits = 32;
   static constexpr int kLeastExponent = -298;  // of bit 0 of limb 0
+  static constexpr int kMostExponent = 288;    // of the leading bit of a leaf
 
   // Adding up to 2^30 values to the 64-bit limbs cannot overflow them; then what
   // exceeds 32 bits is carried up.

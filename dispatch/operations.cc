@@ -24,8 +24,8 @@ struct Span {
   const void* data;
   int64_t element_bytes;
   bool written = false;
-  // A written span may be this one, exactly, and may not overlap it otherwise.
-  const void* may_equal = nullptr;
+  // The span that a written one may be, exactly; it may not overlap it otherwise.
+  absl::string_view may_equal = {};
 };
 
 absl::Status Invalid(absl::string_view operation, absl::string_view problem) {
@@ -66,10 +66,7 @@ absl::Status CheckSpans(absl::string_view operation, int64_t numel,
   for (const Span& a : spans) {
     if (!a.written) continue;
     for (const Span& b : spans) {
-      if (&a == &b || (a.may_equal == b.data && a.data == b.data) ||
-          (b.may_equal == a.data && a.data == b.data)) {
-        continue;
-      }
+      if (&a == &b || (a.may_equal == b.name && a.data == b.data)) continue;
       if (Overlap(a.data, numel * a.element_bytes, b.data,
                   numel * b.element_bytes)) {
         return Invalid(operation,
@@ -199,7 +196,7 @@ absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
   if (args.divisor == 0) return Invalid(kName, "divisor is 0");
   const Span out = {
       "out", args.out, ByteSize(args.out_type), true,
-      args.out_type == DType::kFloat32 ? args.sum : nullptr};
+      args.out_type == DType::kFloat32 ? "sum" : ""};
   const Span term = {"term", args.term, ByteSize(args.term_type)};
   if (args.sum == nullptr) {
     ONEPASS_RETURN_IF_ERROR(CheckSpans(kName, args.numel, {out, term}));
@@ -233,7 +230,7 @@ absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
   ONEPASS_RETURN_IF_ERROR(
       CheckSpans(kName, args.numel,
                  {Span{"in", args.in, sizeof(float)},
-                  Span{"out", args.out, sizeof(float), true, args.in}}));
+                  Span{"out", args.out, sizeof(float), true, "in"}}));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->scale(
         {end - begin, args.in + begin, args.out + begin, args.factor});

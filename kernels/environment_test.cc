@@ -1,0 +1,148 @@
+// A caller's floating-point environment (flush-to-zero, rounding toward zero)
+// changes no bit of any operation, and is still set afterwards.
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "dispatch/kernel.h"
+#include "gtest/gtest.h"
+#include "tests/test_kernels.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace onepass {
+namespace {
+
+// The control word of the architecture, and one as hostile as it can be.
+#if defined(__x86_64__)
+uint64_t ReadControl() { return _mm_getcsr(); }
+void WriteControl(uint64_t word) {
+  _mm_setcsr(static_cast<unsigned>(word));
+}
+constexpr uint64_t kHostile = 0x1f80 | 0x8040 | 0x6000;  // FTZ, DAZ, to zero
+#elif defined(__aarch64__)
+uint64_t ReadControl() {
+  uint64_t word;
+  asm volatile("mrs %0, fpcr" : "=r"(word));
+  return word;
+}
+void WriteControl(uint64_t word) { asm volatile("msr fpcr, %0" ::"r"(word)); }
+constexpr uint64_t kHostile =
+    (1u << 26) | (1u << 24) | (1u << 19) | (3u << 22);  // AHP, FZ, FZ16, to zero
+#elif defined(__riscv)
+uint64_t ReadControl() {
+  uint64_t word;
+  asm volatile("frrm %0" : "=r"(word));
+  return word;
+}
+void WriteControl(uint64_t word) { asm volatile("fsrm %0" ::"r"(word)); }
+constexpr uint64_t kHostile = 1;  // to zero
+#endif
+
+// What the operations give for values of which many are subnormal or become so.
+std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
+  constexpr int64_t kNumel = kLeafNumel + 37;
+  std::vector<float> x(kNumel);
+  std::vector<float> y(kNumel);
+  std::vector<float> magnitudes(kNumel);  // of x
+  for (int64_t i = 0; i < kNumel; ++i) {
+    // Magnitudes from the least subnormal float up.
+    const uint32_t bits = static_cast<uint32_t>(i * 2654435761u) >> (i % 9);
+    const uint32_t small = bits & 0x80ffffff;
+    const uint32_t moderate = 0x38000000 + (bits & 0x07ffffff);
+    std::memcpy(&x[i], &small, sizeof(small));
+    std::memcpy(&y[i], &moderate, sizeof(moderate));
+    // By bits: arithmetic here would depend on the environment, too.
+    const uint32_t magnitude = small & 0x7fffffff;
+    std::memcpy(&magnitudes[i], &magnitude, sizeof(magnitude));
+  }
+  std::vector<unsigned char> results;
+  auto keep = [&results](const auto& values) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
+    results.insert(results.end(), bytes,
+                   bytes + values.size() * sizeof(values[0]));
+  };
+
+  for (WeightDecay mode :
+       {WeightDecay::kNone, WeightDecay::kL2, WeightDecay::kAdamW}) {
+    std::vector<float> param = y;
+    std::vector<float> exp_avg = x;
+    std::vector<float> exp_avg_sq = magnitudes;
+    std::vector<uint16_t> copy(kNumel);
+    AdamStepArgs args = {};
+    args.numel = kNumel;
+    args.param = param.data();
+    args.grad = x.data();
+    args.exp_avg = exp_avg.data();
+    args.exp_avg_sq = exp_avg_sq.data();
+    args.copy = copy.data();
+    args.copy_type = DType::kFloat16;
+    args.grad_scale = 0.7f;
+    args.constants = {0.9f,  0.999f, 1 - 0.9f, 1 - 0.999f, 1e-20f,
+                      0.01f, -1e-3f, 1.5f,     -1e-5f,     mode};
+    kernel.adam_step(args);
+    keep(param);
+    keep(exp_avg);
+    keep(exp_avg_sq);
+    keep(copy);
+  }
+  std::vector<float> out(kNumel);
+  std::vector<double> sums(LeafCount(kNumel));
+  kernel.accumulate({kNumel, x.data(), x.data(), out.data(), sums.data(),
+                     DType::kFloat32, DType::kFloat32, 3.0f});
+  keep(out);
+  keep(sums);
+  kernel.scale({kNumel, y.data(), out.data(), 1e-36f});
+  keep(out);
+  for (DType type :
+       {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3}) {
+    std::vector<uint16_t> codes(kNumel);
+    kernel.cast({kNumel, y.data(), codes.data(), DType::kFloat32, type});
+    keep(codes);
+    kernel.cast({kNumel, x.data(), codes.data(), DType::kFloat32, type});
+    keep(codes);
+    // Codes of subnormals, in all types.
+    std::vector<uint16_t> small(kNumel);
+    for (int64_t i = 0; i < kNumel; ++i) {
+      small[i] = static_cast<uint16_t>(
+          type == DType::kFloat8E4M3 ? (i & 0xff) | (i & 0xff) << 8
+                                     : (i & 0x7f) | (i & 1) << 15);
+    }
+    kernel.cast({kNumel, small.data(), out.data(), type, DType::kFloat32});
+    keep(out);
+  }
+  std::vector<float> largest(LeafCount(kNumel));
+  kernel.squared_norm({kNumel, x.data(), sums.data(), DType::kFloat32});
+  keep(sums);
+  kernel.absmax({kNumel, x.data(), largest.data(), DType::kFloat32});
+  keep(largest);
+  return results;
+}
+
+class EnvironmentTest : public testing::TestWithParam<const Kernel*> {};
+
+TEST_P(EnvironmentTest, CallersEnvironmentChangesNothingAndStays) {
+  const KernelOperations& kernel = *GetParam()->operations;
+  const std::vector<unsigned char> expected = RunAll(kernel);
+  const uint64_t before = ReadControl();
+  WriteControl(kHostile);
+  const std::vector<unsigned char> actual = RunAll(kernel);
+  const uint64_t after = ReadControl();
+  WriteControl(before);
+  EXPECT_EQ(expected, actual);
+#if defined(__x86_64__)
+  constexpr uint64_t kSticky = 0x3f;  // exception flags
+#else
+  constexpr uint64_t kSticky = 0;
+#endif
+  EXPECT_EQ(kHostile, after & ~kSticky);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, EnvironmentTest,
+                         testing::ValuesIn(RunnableKernels()), KernelName);
+
+}  // namespace
+}  // namespace onepass

@@ -1,0 +1,64 @@
+#include "tests/test_kernels.h"
+
+#include <cstdlib>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "dispatch/dispatcher.h"
+#include "kernels/default.h"
+
+namespace onepass {
+namespace {
+
+constexpr char kKernelVariable[] = "ONEPASS_KERNEL";
+
+std::vector<KernelReport> Report() {
+  absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
+  if (!dispatcher.ok()) return {};
+  return dispatcher->Report();
+}
+
+}  // namespace
+
+std::vector<const Kernel*> RunnableKernels() {
+  const char* pinned = std::getenv(kKernelVariable);
+  std::vector<const Kernel*> kernels;
+  for (const KernelReport& report : Report()) {
+    if (!report.supported) continue;
+    if (pinned != nullptr && *pinned != '\0' &&
+        absl::string_view(pinned) != report.kernel->name) {
+      continue;
+    }
+    kernels.push_back(report.kernel);
+  }
+  return kernels;
+}
+
+const Kernel& ScalarKernel() {
+  for (const KernelReport& report : Report()) {
+    if (absl::string_view(report.kernel->name) == "scalar") {
+      return *report.kernel;
+    }
+  }
+  std::abort();
+}
+
+std::string KernelName(const testing::TestParamInfo<const Kernel*>& info) {
+  return info.param->name;
+}
+
+int64_t LongTestStride() {
+  const char* pinned = std::getenv(kKernelVariable);
+  const bool again = pinned != nullptr && *pinned != '\0';
+  return again || UnderSanitizer() ? kReducedStride : 1;
+}
+
+bool UnderSanitizer() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return true;
+#else
+  return false;
+#endif
+}
+
+}  // namespace onepass

@@ -1,0 +1,40 @@
+// The kernels that a test runs over, and how much of a long test it runs.
+//
+//   class CastTest : public testing::TestWithParam<const Kernel*> {};
+//   INSTANTIATE_TEST_SUITE_P(Kernels, CastTest,
+//                            testing::ValuesIn(RunnableKernels()), KernelName);
+
+#ifndef ONEPASS_TESTS_TEST_KERNELS_H_
+#define ONEPASS_TESTS_TEST_KERNELS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dispatch/kernel.h"
+#include "gtest/gtest.h"
+
+namespace onepass {
+
+// All built-in kernels that can run here; where ONEPASS_KERNEL pins one, that one
+// (none if it cannot run here).
+std::vector<const Kernel*> RunnableKernels();
+
+// The kernel that the others are compared with.
+const Kernel& ScalarKernel();
+
+// The kernel's name as a test's.
+std::string KernelName(const testing::TestParamInfo<const Kernel*>& info);
+
+// Long tests try every LongTestStride()-th case: 1 in the default configuration,
+// kReducedStride where the same cases are tried again with a pinned kernel, or
+// slowly, under a sanitizer.
+inline constexpr int64_t kReducedStride = 257;
+int64_t LongTestStride();
+
+// Whether the program is instrumented: memory and time are then not its own.
+bool UnderSanitizer();
+
+}  // namespace onepass
+
+#endif  // ONEPASS_TESTS_TEST_KERNELS_H_

@@ -1,0 +1,212 @@
+#include "tools/command_line.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Error.hpp"
+#include "CLI/Formatter.hpp"
+#include "CLI/Option.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace onepass {
+namespace {
+
+constexpr char kProgram[] = "onepass";
+
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] != b[j - 1] ? 1 : 0);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// Adds --name. `parse` stores a value's text and returns what is wrong with it,
+// or nothing. CLI11 converts numbers by itself too, but takes "010" for eight
+// and a number that does not fit for the largest that does.
+template <typename Parse>
+void AddValueFlag(CLI::App& app, absl::string_view name, absl::string_view unit,
+                  absl::string_view help, absl::string_view default_text,
+                  Parse parse) {
+  std::string description(help);
+  if (!default_text.empty()) {
+    absl::StrAppend(&description, " [", default_text, "]");
+  }
+  app.add_option_function<std::string>(
+         absl::StrCat("--", name), [](const std::string&) {}, description)
+      ->check(CLI::Validator(
+          [parse](std::string& text) -> std::string { return parse(text); },
+          /*validator_desc=*/""))
+      ->option_text(absl::StrCat("<", unit, ">"));
+}
+
+std::vector<std::string> SubcommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::vector<std::string> FlagNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back(absl::StrCat("--", name));
+    }
+  }
+  return names;
+}
+
+// What is wrong with the arguments that nothing took, of which there is one.
+std::string DescribeExtras(const CLI::App& root) {
+  const std::vector<CLI::App*> chosen = root.get_subcommands();
+  const CLI::App& app = chosen.empty() ? root : *chosen.front();
+  std::vector<std::string> extras = app.remaining();
+  // Before the subcommand, if not after it.
+  const bool own = !extras.empty();
+  if (!own) extras = root.remaining();
+  // A value that follows an unknown flag is not what the user got wrong.
+  const auto flag = std::find_if(
+      extras.begin(), extras.end(),
+      [](const std::string& extra) { return absl::StartsWith(extra, "-"); });
+  if (chosen.empty() && !absl::StartsWith(extras.front(), "-")) {
+    return absl::StrCat("unknown subcommand ", extras.front(),
+                        DidYouMean(extras.front(), SubcommandNames(root)));
+  }
+  if (flag == extras.end()) {
+    return absl::StrCat("unexpected argument ", extras.front());
+  }
+  const std::string name = flag->substr(0, flag->find('='));
+  return absl::StrCat("unknown flag ", name,
+                      own ? "" : absl::StrCat(" before ", app.get_name()),
+                      DidYouMean(name, FlagNames(app)));
+}
+
+int UsageError(absl::string_view problem, absl::string_view command,
+               std::ostream& err) {
+  err << kProgram << ": " << problem << "\nTry '" << kProgram
+      << (command.empty() ? "" : " ") << command << " --help'.\n";
+  return kExitUsage;
+}
+
+}  // namespace
+
+void Flags::Add(absl::string_view name, bool* value, absl::string_view help) {
+  app_.add_flag(absl::StrCat("--", name), *value, std::string(help))
+      ->disable_flag_override();
+}
+
+void Flags::Add(absl::string_view name, int64_t* value, absl::string_view unit,
+                absl::string_view help) {
+  AddValueFlag(app_, name, unit, help, absl::StrCat(*value),
+               [value](const std::string& text) -> std::string {
+                 if (absl::SimpleAtoi(text, value)) return "";
+                 return absl::StrCat(text, " is not a whole number of 64 bits");
+               });
+}
+
+void Flags::Add(absl::string_view name, double* value, absl::string_view unit,
+                absl::string_view help) {
+  AddValueFlag(app_, name, unit, help, absl::StrCat(*value),
+               [value](const std::string& text) -> std::string {
+                 if (absl::SimpleAtod(text, value)) return "";
+                 return absl::StrCat(text, " is not a number");
+               });
+}
+
+void Flags::Add(absl::string_view name, std::string* value,
+                absl::string_view unit, absl::string_view help) {
+  AddValueFlag(app_, name, unit, help, *value,
+               [value](const std::string& text) -> std::string {
+                 if (text.empty()) return "the value is empty";
+                 *value = text;
+                 return "";
+               });
+}
+
+int RunCommandLine(absl::Span<const CommandFactory> commands,
+                   std::vector<std::string> arguments, std::ostream& out,
+                   std::ostream& err) {
+  CLI::App root(
+      "The optimizer step of offloaded training, in one pass over CPU memory.",
+      kProgram);
+  root.require_subcommand(0, 1);
+  root.footer(absl::StrCat("'", kProgram,
+                           " <subcommand> --help' lists the flags of one.\n"
+                           "Exit status: 0 success, 1 failure, 2 a command "
+                           "line that is not valid."));
+  std::vector<std::unique_ptr<Command>> made;
+  for (const CommandFactory make : commands) {
+    made.push_back(make());
+    CLI::App* app =
+        root.add_subcommand(made.back()->name(), made.back()->summary());
+    app->get_formatter()->column_width(34);
+    Flags flags(*app);
+    made.back()->AddFlags(flags);
+  }
+
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  std::string problem;
+  // CLI11 reports in exceptions alone; none goes further than this.
+  try {
+    root.parse(arguments);
+  } catch (const CLI::CallForHelp&) {
+    out << root.help();
+    out.flush();
+    return out.good() ? kExitSuccess : kExitFailure;
+  } catch (const CLI::ExtrasError&) {
+    problem = DescribeExtras(root);
+  } catch (const CLI::ParseError& error) {
+    problem = error.what();
+  }
+  const std::vector<CLI::App*> chosen = root.get_subcommands();
+  const std::string name = chosen.empty() ? "" : chosen.front()->get_name();
+  if (!problem.empty()) return UsageError(problem, name, err);
+  if (chosen.empty()) {
+    err << root.help();
+    return kExitUsage;
+  }
+
+  const auto command = std::find_if(
+      made.begin(), made.end(),
+      [&name](const std::unique_ptr<Command>& c) { return name == c->name(); });
+  const absl::Status status = (*command)->Run(out, err);
+  out.flush();
+  if (!status.ok()) {
+    err << kProgram << " " << name << ": " << status.message() << "\n";
+    return kExitFailure;
+  }
+  if (!out.good()) {
+    err << kProgram << " " << name << ": could not write the output\n";
+    return kExitFailure;
+  }
+  return kExitSuccess;
+}
+
+std::string DidYouMean(absl::string_view word,
+                       absl::Span<const std::string> candidates) {
+  const std::string* nearest = nullptr;
+  // Further away than a third of its letters it is another word.
+  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : candidates) {
+    const size_t distance = EditDistance(word, candidate);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = &candidate;
+  }
+  return nearest == nullptr ? ""
+                            : absl::StrCat("; did you mean ", *nearest, "?");
+}
+
+}  // namespace onepass

@@ -1,0 +1,96 @@
+// The command line of onepass: subcommands, their flags, and what is said of
+// mistakes in them.
+//
+//   class GreetCommand : public Command {
+//     const char* name() const override { return "greet"; }
+//     const char* summary() const override { return "Says hello."; }
+//     void AddFlags(Flags& flags) override {
+//       flags.Add("times", &times_, "greetings", "How often.");
+//     }
+//     absl::Status Run(std::ostream& out, std::ostream&) override {
+//       for (int64_t i = 0; i < times_; ++i) out << "hello\n";
+//       return absl::OkStatus();
+//     }
+//     int64_t times_ = 1;
+//   };
+//
+// To add a subcommand: its file and its line in commands.h. To add a type of
+// flags: an overload of Flags::Add.
+
+#ifndef ONEPASS_TOOLS_COMMAND_LINE_H_
+#define ONEPASS_TOOLS_COMMAND_LINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
+
+namespace onepass {
+
+// The flags of one subcommand. Each is bound to a variable that holds its
+// default before parsing and its value after; the variable must outlive the
+// parsing.
+class Flags {
+ public:
+  explicit Flags(CLI::App& app) : app_(app) {}
+
+  // --name, false where it is not given.
+  void Add(absl::string_view name, bool* value, absl::string_view help);
+
+  // --name VALUE. `unit` says what the value counts or is; an empty string has
+  // no default to show, so `help` says what happens then.
+  void Add(absl::string_view name, int64_t* value, absl::string_view unit,
+           absl::string_view help);
+  void Add(absl::string_view name, double* value, absl::string_view unit,
+           absl::string_view help);
+  void Add(absl::string_view name, std::string* value, absl::string_view unit,
+           absl::string_view help);
+
+ private:
+  CLI::App& app_;
+};
+
+class Command {
+ public:
+  virtual ~Command() = default;
+
+  virtual const char* name() const = 0;
+  // One sentence.
+  virtual const char* summary() const = 0;
+  virtual void AddFlags(Flags& flags) = 0;
+  // Results go to `out`, remarks about the run to `err`. The caller reports an
+  // error, so Run() does not print it.
+  virtual absl::Status Run(std::ostream& out, std::ostream& err) = 0;
+};
+
+using CommandFactory = std::unique_ptr<Command> (*)();
+
+inline constexpr int kExitSuccess = 0;
+inline constexpr int kExitFailure = 1;  // the subcommand failed
+inline constexpr int kExitUsage = 2;    // the command line is not valid
+
+// Runs the subcommand that `arguments` (without the name of the program) ask
+// for and returns the exit status of the program. 0 only if everything asked
+// for was done and `out` took all of it.
+int RunCommandLine(absl::Span<const CommandFactory> commands,
+                   std::vector<std::string> arguments, std::ostream& out,
+                   std::ostream& err);
+
+// "; did you mean X?" with the candidate nearest to `word` (Levenshtein 1966:
+// fewest letters inserted, left out or replaced), or nothing where none is
+// near.
+std::string DidYouMean(absl::string_view word,
+                       absl::Span<const std::string> candidates);
+
+}  // namespace onepass
+
+#endif  // ONEPASS_TOOLS_COMMAND_LINE_H_

@@ -1,0 +1,33 @@
+// The subcommands of onepass, each in the file of its name.
+//
+//   return RunCommandLine(kCommands, arguments, std::cout, std::cerr);
+//
+// To add one: <name>_command.cc, and a declaration and a line in the table
+// here.
+
+#ifndef ONEPASS_TOOLS_COMMANDS_H_
+#define ONEPASS_TOOLS_COMMANDS_H_
+
+#include <memory>
+#include <string>
+
+#include "tools/command_line.h"
+
+namespace onepass {
+
+std::unique_ptr<Command> NewKernelsCommand();
+std::unique_ptr<Command> NewTrainCommand();
+std::unique_ptr<Command> NewVerifyCommand();
+// Against another digest than that of tools/golden.h, for tests.
+std::unique_ptr<Command> NewVerifyCommand(std::string golden);
+
+// In the order of the help.
+inline constexpr CommandFactory kCommands[] = {
+    &NewKernelsCommand,
+    &NewVerifyCommand,
+    &NewTrainCommand,
+};
+
+}  // namespace onepass
+
+#endif  // ONEPASS_TOOLS_COMMANDS_H_

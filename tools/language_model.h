@@ -1,0 +1,122 @@
+// A small language model over bytes, to train something real with onepass: an
+// embedding, a window of preceding bytes, hidden layers with tanh, and a
+// softmax over the 256 values of the next byte (Bengio et al. 2003, without its
+// direct connections).
+//
+//   LanguageModel model(options, /*max_batch=*/64, *pool);
+//   model.Initialize(seed, weights);   // weights[i] belongs to
+//   model.layers()[i] double loss = model.ForwardBackward(text, positions,
+//   weights, gradients);
+//
+// The same inputs give the same bits for any number of threads: work is cut
+// into tiles of fixed size, and each tile adds in a fixed order. To change the
+// network: MakeLayers(), and the two passes in language_model.cc.
+
+#ifndef ONEPASS_TOOLS_LANGUAGE_MODEL_H_
+#define ONEPASS_TOOLS_LANGUAGE_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "dispatch/thread_pool.h"
+
+namespace onepass {
+
+// All at least 1.
+struct LanguageModelOptions {
+  int64_t context = 16;    // preceding bytes that the model sees
+  int64_t embedding = 16;  // width of a byte's vector
+  int64_t hidden = 256;    // width of a hidden layer
+  int64_t layers = 1;      // hidden layers
+};
+
+// The parameters of a layer: one matrix, column by column. In all layers but
+// "embedding", which has a column for each byte, the last column is the bias.
+struct Layer {
+  std::string name;
+  int64_t rows;
+  int64_t columns;
+
+  int64_t numel() const { return rows * columns; }
+};
+
+class LanguageModel {
+ public:
+  static constexpr int64_t kSymbols = 256;
+
+  // Without building the model. OutOfRange: the number does not fit 64 bits.
+  static absl::StatusOr<int64_t> ParameterCount(
+      const LanguageModelOptions& options);
+  // Of the matrices between layers, forward and backward.
+  static absl::StatusOr<int64_t> ActivationBytes(
+      const LanguageModelOptions& options, int64_t max_batch);
+
+  // The two functions above have succeeded. `pool` must outlive the model.
+  LanguageModel(const LanguageModelOptions& options, int64_t max_batch,
+                ThreadPool& pool);
+  ~LanguageModel();
+
+  const std::vector<Layer>& layers() const { return layers_; }
+
+  // Random weights (Glorot and Bengio 2010), the same for the same seed on
+  // every platform; biases are 0. As many spans as layers, of numel() each.
+  void Initialize(uint64_t seed,
+                  absl::Span<const absl::Span<float>> weights) const;
+
+  // The mean over `positions` (1 to max_batch) of -ln p(text[position]), given
+  // the `context` bytes before each position; context <= position <
+  // text.size().
+  double Forward(absl::string_view text, absl::Span<const int64_t> positions,
+                 absl::Span<const absl::Span<const float>> weights);
+
+  // The same, and its derivatives in `gradients`, which are overwritten.
+  double ForwardBackward(absl::string_view text,
+                         absl::Span<const int64_t> positions,
+                         absl::Span<const absl::Span<const float>> weights,
+                         absl::Span<const absl::Span<float>> gradients);
+
+ private:
+  struct Activations;  // hides Eigen, which takes long to compile
+
+  const LanguageModelOptions options_;
+  const std::vector<Layer> layers_;
+  ThreadPool& pool_;
+  const std::unique_ptr<Activations> activations_;
+};
+
+// A stream of random numbers (SplitMix64, Steele et al. 2014), the same
+// everywhere; those of the standard library differ between implementations.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t Next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+
+  // In [0, end); end is far below 2^64, so that the remainder's bias is none.
+  int64_t Below(int64_t end) {
+    return static_cast<int64_t>(Next() % static_cast<uint64_t>(end));
+  }
+
+  // In [-1, 1), a multiple of 2^-23.
+  float Symmetric() {
+    return static_cast<float>(static_cast<int64_t>(Next() >> 40) - (1 << 23)) *
+           0x1p-23f;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace onepass
+
+#endif  // ONEPASS_TOOLS_LANGUAGE_MODEL_H_
