@@ -17,8 +17,8 @@ struct CpuFeatures {
   bool avx512 = false;
 };
 
-// Asks CPUID and XCR0: a hypervisor or a kernel option can leave the instructions
-// in CPUID while using their registers traps.
+// Asks CPUID and XCR0: a hypervisor or a kernel option can leave the
+// instructions in CPUID while using their registers traps.
 CpuFeatures DetectCpu();
 
 }  // namespace onepass

@@ -44,10 +44,9 @@ absl::Status Validate(const Kernel& kernel) {
         "kernel ", kernel.name, ": operation ", operation, " is null"));
   }
   if (kernel.gradient_types.empty() || kernel.moment_types.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("kernel ", kernel.name, ": takes no ",
-                     kernel.gradient_types.empty() ? "gradient" : "moment",
-                     " type"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "kernel ", kernel.name, ": takes no ",
+        kernel.gradient_types.empty() ? "gradient" : "moment", " type"));
   }
   return absl::OkStatus();
 }
@@ -94,8 +93,8 @@ absl::StatusOr<const Kernel*> Dispatcher::Select() const {
     for (const Entry& entry : entries_) {
       if (entry.supported) return entry.kernel;
     }
-    return absl::FailedPreconditionError(absl::StrCat(
-        "no kernel can run here; there are: ", ListKernels()));
+    return absl::FailedPreconditionError(
+        absl::StrCat("no kernel can run here; there are: ", ListKernels()));
   }
   for (const Entry& entry : entries_) {
     if (entry.kernel->name != options_.kernel) continue;
@@ -104,9 +103,8 @@ absl::StatusOr<const Kernel*> Dispatcher::Select() const {
         absl::StrCat("kernel ", options_.kernel,
                      " cannot run here; there are: ", ListKernels()));
   }
-  return absl::NotFoundError(absl::StrCat("no kernel is named ",
-                                          options_.kernel,
-                                          "; there are: ", ListKernels()));
+  return absl::NotFoundError(absl::StrCat(
+      "no kernel is named ", options_.kernel, "; there are: ", ListKernels()));
 }
 
 std::vector<KernelReport> Dispatcher::Report() const {
@@ -123,13 +121,11 @@ std::vector<KernelReport> Dispatcher::Report() const {
 
 std::string Dispatcher::ListKernels() const {
   if (entries_.empty()) return "none";
-  return absl::StrJoin(entries_, ", ",
-                       [](std::string* out, const Entry& entry) {
-                         absl::StrAppend(out, entry.kernel->name,
-                                         entry.supported
-                                             ? ""
-                                             : " (not supported here)");
-                       });
+  return absl::StrJoin(
+      entries_, ", ", [](std::string* out, const Entry& entry) {
+        absl::StrAppend(out, entry.kernel->name,
+                        entry.supported ? "" : " (not supported here)");
+      });
 }
 
 }  // namespace onepass

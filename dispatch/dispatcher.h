@@ -5,9 +5,9 @@
 //
 // The choice depends on ranks and names only, never on the order of linking or
 // registering. ONEPASS_KERNEL=<name> in the environment, or
-// DispatcherOptions::kernel, forces one. The dispatcher knows no kernel by name:
-// //kernels:default brings the built-in ones, and one built elsewhere is passed
-// to Register() by whoever links it.
+// DispatcherOptions::kernel, forces one. The dispatcher knows no kernel by
+// name: //kernels:default brings the built-in ones, and one built elsewhere is
+// passed to Register() by whoever links it.
 
 #ifndef ONEPASS_DISPATCH_DISPATCHER_H_
 #define ONEPASS_DISPATCH_DISPATCHER_H_
@@ -27,8 +27,8 @@ struct DispatcherOptions {
   // The kernel to force. Empty: what ONEPASS_KERNEL names, else by rank.
   std::string kernel;
   // Whether a kernel can run here; null asks the kernel itself. Tests set it to
-  // see the choice of a machine that is not this one. The dispatcher itself runs
-  // code of a kernel (block_numel) only where the kernel says that it can.
+  // see the choice of a machine that is not this one. The dispatcher itself
+  // runs code of a kernel (block_numel) only where the kernel says that it can.
   std::function<bool(const Kernel&)> supported;
 };
 
@@ -52,8 +52,9 @@ class Dispatcher {
   absl::Status Register(const Kernel& kernel);
 
   // The forced kernel, or the supported one of the highest rank (of equal ranks
-  // the first by name). NotFound: the forced name is unknown. FailedPrecondition:
-  // it cannot run here, or nothing can. The message lists what there is.
+  // the first by name). NotFound: the forced name is unknown.
+  // FailedPrecondition: it cannot run here, or nothing can. The message lists
+  // what there is.
   absl::StatusOr<const Kernel*> Select() const;
 
   // All kernels, in the order in which they would be chosen.

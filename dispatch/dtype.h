@@ -40,9 +40,7 @@ class DTypeSet {
     for (DType type : types) bits_ |= Bit(type);
   }
 
-  constexpr bool Contains(DType type) const {
-    return (bits_ & Bit(type)) != 0;
-  }
+  constexpr bool Contains(DType type) const { return (bits_ & Bit(type)) != 0; }
   constexpr bool empty() const { return bits_ == 0; }
 
  private:

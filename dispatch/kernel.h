@@ -48,7 +48,8 @@ enum class WeightDecay : uint8_t {
 };
 
 // What Adam (Kingma and Ba 2015) needs in one step beside the elements, rounded
-// once to the fp32 values every kernel uses. offload/adam_options.h computes it.
+// once to the fp32 values every kernel uses. offload/adam_options.h computes
+// it.
 struct AdamConstants {
   float beta1;
   float beta2;
@@ -72,16 +73,16 @@ struct AdamConstants {
 //   u = m / fma(sqrt(v), bias_correction2, eps)
 //   kAdamW:  param = fma(param, decay, param)
 //   param = fma(u, step_size, param)
-//   copy  = param rounded to copy_type                      (if copy is not null)
+//   copy  = param rounded to copy_type            (if copy is not null)
 //
 // m and v are rounded when they are stored in 16 bits; u uses them unrounded.
 struct AdamStepArgs {
   int64_t numel;
-  float* param;        // in, out: fp32 master weights
-  const void* grad;    // in: grad_type
-  void* exp_avg;       // in, out: first moment, exp_avg_type
-  void* exp_avg_sq;    // in, out: second moment, exp_avg_sq_type
-  void* copy;          // out: copy_type, or null
+  float* param;      // in, out: fp32 master weights
+  const void* grad;  // in: grad_type
+  void* exp_avg;     // in, out: first moment, exp_avg_type
+  void* exp_avg_sq;  // in, out: second moment, exp_avg_sq_type
+  void* copy;        // out: copy_type, or null
   DType grad_type;
   DType exp_avg_type;
   DType exp_avg_sq_type;
@@ -90,15 +91,16 @@ struct AdamStepArgs {
   AdamConstants constants;
 };
 
-// out = ((sum + term) / divisor), widened to fp32, added, divided and rounded to
-// out_type once. `sum` null stands for "no sum yet": out = term / divisor.
-// `out` may be `sum` itself where out_type is fp32. `leaf_sums`, where not null,
-// takes the sums of squares of the *stored* results, one a leaf, as SquaredNorm.
+// out = ((sum + term) / divisor), widened to fp32, added, divided and rounded
+// to out_type once. `sum` null stands for "no sum yet": out = term / divisor.
+// `out` may be `sum` itself where out_type is fp32. `leaf_sums`, where not
+// null, takes the sums of squares of the *stored* results, one a leaf, as
+// SquaredNorm.
 struct AccumulateArgs {
   int64_t numel;
-  const float* sum;  // in, or null
-  const void* term;  // in: term_type
-  void* out;         // out: out_type
+  const float* sum;   // in, or null
+  const void* term;   // in: term_type
+  void* out;          // out: out_type
   double* leaf_sums;  // out: LeafCount(numel) doubles, or null
   DType term_type;    // fp32, bf16 or fp16
   DType out_type;     // fp32, bf16 or fp16
@@ -114,8 +116,8 @@ struct ScaleArgs {
 };
 
 // out = in, rounded to nearest even. One of the two types is fp32, the other is
-// not. bf16 and fp16 overflow to infinity and keep subnormals; e4m3 saturates to
-// 448. NaN becomes 0x7fc0, 0x7e00, 0x7f.
+// not. bf16 and fp16 overflow to infinity and keep subnormals; e4m3 saturates
+// to 448. NaN becomes 0x7fc0, 0x7e00, 0x7f.
 struct CastArgs {
   int64_t numel;
   const void* in;
@@ -144,8 +146,8 @@ struct AbsMaxArgs {
 
 // Takes an fp32 master x apart: low = x & 0xffff as int16, high = x >> 16,
 // param = high + (low < 0) as bf16 bits. The pair rebuilds all 2^32 patterns.
-// `param` is x rounded half up in magnitude, not to nearest even: it differs from
-// a cast where x lies exactly between two bf16 values (32,640 values), and
+// `param` is x rounded half up in magnitude, not to nearest even: it differs
+// from a cast where x lies exactly between two bf16 values (32,640 values), and
 // 131,070 NaN masters look finite or infinite in it.
 struct SplitRemainderArgs {
   int64_t numel;

@@ -103,7 +103,7 @@ bool operator==(const NormSum& a, const NormSum& b) {
 }
 
 void NormSum::CountAddition() {
-  constexpr uint32_t kMostAdditions = uint32_t{1} << 30;
+  constexpr uint32_t kMostAdditions = uint32_t{1} << 24;
   if (++additions_ == kMostAdditions) Carry();
 }
 

@@ -14,9 +14,9 @@
 
 namespace onepass {
 
-// Fixed-point: 640 bits from 2^-298, the square of the least subnormal float, up.
-// 618 bits hold 2^64 squares of the largest float. Trivially copyable: ranks may
-// exchange its bytes (all of one byte order).
+// Fixed-point: 640 bits from 2^-298, the square of the least subnormal float,
+// up. 618 bits hold 2^64 squares of the largest float. Trivially copyable:
+// ranks may exchange its bytes (all of one byte order).
 class NormSum {
  public:
   // Adds a leaf's sum of squares exactly. `leaf_sum` is a sum in double of at
@@ -44,8 +44,8 @@ class NormSum {
   static constexpr int kLeastExponent = -298;  // of bit 0 of limb 0
   static constexpr int kMostExponent = 288;    // of the leading bit of a leaf
 
-  // Adding up to 2^30 values to the 64-bit limbs cannot overflow them; then what
-  // exceeds 32 bits is carried up.
+  // After each 2^24 additions what exceeds 32 bits of a limb is carried up,
+  // long before 2^31 of them could overflow its 64.
   void CountAddition();
   void Carry();
 

@@ -24,7 +24,8 @@ struct Span {
   const void* data;
   int64_t element_bytes;
   bool written = false;
-  // The span that a written one may be, exactly; it may not overlap it otherwise.
+  // The span that a written one may be, exactly; it may not overlap it
+  // otherwise.
   absl::string_view may_equal = {};
 };
 
@@ -43,8 +44,8 @@ bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
 absl::Status CheckSpans(absl::string_view operation, int64_t numel,
                         std::initializer_list<Span> spans) {
   // Leaves room for pointer differences in bytes of the widest element.
-  constexpr int64_t kMostElements =
-      std::numeric_limits<int64_t>::max() / static_cast<int64_t>(sizeof(double));
+  constexpr int64_t kMostElements = std::numeric_limits<int64_t>::max() /
+                                    static_cast<int64_t>(sizeof(double));
   if (numel < 0 || numel > kMostElements) {
     return Invalid(operation, absl::StrCat("numel is ", numel,
                                            ", expected 0 to ", kMostElements));
@@ -52,8 +53,8 @@ absl::Status CheckSpans(absl::string_view operation, int64_t numel,
   if (numel == 0) return absl::OkStatus();
   for (const Span& span : spans) {
     if (span.data == nullptr) {
-      return Invalid(operation, absl::StrCat(span.name, " is null, numel is ",
-                                             numel));
+      return Invalid(operation,
+                     absl::StrCat(span.name, " is null, numel is ", numel));
     }
     const uintptr_t address = reinterpret_cast<uintptr_t>(span.data);
     if (address % static_cast<uintptr_t>(span.element_bytes) != 0) {
@@ -69,8 +70,7 @@ absl::Status CheckSpans(absl::string_view operation, int64_t numel,
       if (&a == &b || (a.may_equal == b.name && a.data == b.data)) continue;
       if (Overlap(a.data, numel * a.element_bytes, b.data,
                   numel * b.element_bytes)) {
-        return Invalid(operation,
-                       absl::StrCat(a.name, " overlaps ", b.name));
+        return Invalid(operation, absl::StrCat(a.name, " overlaps ", b.name));
       }
     }
   }
@@ -94,22 +94,23 @@ absl::Status CheckType(absl::string_view operation, absl::string_view name,
 absl::Status CheckFinite(absl::string_view operation, absl::string_view name,
                          float value) {
   if (std::isfinite(value)) return absl::OkStatus();
-  return Invalid(operation,
-                 absl::StrCat(name, " is ", value, ", expected a finite number"));
+  return Invalid(operation, absl::StrCat(name, " is ", value,
+                                         ", expected a finite number"));
 }
 
 // `elements` elements of `type` further on.
 template <typename Pointer>
 Pointer Advance(Pointer pointer, DType type, int64_t elements) {
-  using Byte = std::conditional_t<
-      std::is_const_v<std::remove_pointer_t<Pointer>>, const char, char>;
+  using Byte =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>,
+                         const char, char>;
   return pointer == nullptr
              ? pointer
              : static_cast<Byte*>(pointer) + elements * ByteSize(type);
 }
 
-// Calls leaf_sums(begin, end, sums) for stretches of leaves of [0, numel), on all
-// workers, and adds what it wrote to `sum`. Leaf sums live on the workers'
+// Calls leaf_sums(begin, end, sums) for stretches of leaves of [0, numel), on
+// all workers, and adds what it wrote to `sum`. Leaf sums live on the workers'
 // stacks: nothing is allocated.
 void AddLeafSums(
     ThreadPool& pool, int64_t numel, NormSum& sum,
@@ -132,9 +133,9 @@ void AddLeafSums(
   });
 }
 
-#define ONEPASS_RETURN_IF_ERROR(expression)                                \
-  do {                                                                     \
-    if (absl::Status status = (expression); !status.ok()) return status;   \
+#define ONEPASS_RETURN_IF_ERROR(expression)                              \
+  do {                                                                   \
+    if (absl::Status status = (expression); !status.ok()) return status; \
   } while (false)
 
 }  // namespace
@@ -143,10 +144,10 @@ absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args) {
   constexpr absl::string_view kName = "adam_step";
   ONEPASS_RETURN_IF_ERROR(
       CheckType(kName, "grad_type", args.grad_type, kernel.gradient_types));
-  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "exp_avg_type", args.exp_avg_type,
-                                    kernel.moment_types));
-  ONEPASS_RETURN_IF_ERROR(CheckType(
-      kName, "exp_avg_sq_type", args.exp_avg_sq_type, kernel.moment_types));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckType(kName, "exp_avg_type", args.exp_avg_type, kernel.moment_types));
+  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "exp_avg_sq_type",
+                                    args.exp_avg_sq_type, kernel.moment_types));
   ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "grad_scale", args.grad_scale));
   const Span param = {"param", args.param, sizeof(float), true};
   const Span grad = {"grad", args.grad, ByteSize(args.grad_type)};
@@ -194,9 +195,8 @@ absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
       CheckType(kName, "out_type", args.out_type, kGradientTypes));
   ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "divisor", args.divisor));
   if (args.divisor == 0) return Invalid(kName, "divisor is 0");
-  const Span out = {
-      "out", args.out, ByteSize(args.out_type), true,
-      args.out_type == DType::kFloat32 ? "sum" : ""};
+  const Span out = {"out", args.out, ByteSize(args.out_type), true,
+                    args.out_type == DType::kFloat32 ? "sum" : ""};
   const Span term = {"term", args.term, ByteSize(args.term_type)};
   if (args.sum == nullptr) {
     ONEPASS_RETURN_IF_ERROR(CheckSpans(kName, args.numel, {out, term}));
@@ -242,17 +242,16 @@ absl::Status Cast(const Kernel& kernel, ThreadPool& pool,
                   const CastArgs& args) {
   constexpr absl::string_view kName = "cast";
   if ((args.in_type == DType::kFloat32) == (args.out_type == DType::kFloat32)) {
-    return Invalid(kName, absl::StrCat("from ", Name(args.in_type), " to ",
-                                       Name(args.out_type),
-                                       ", expected from or to fp32"));
+    return Invalid(
+        kName, absl::StrCat("from ", Name(args.in_type), " to ",
+                            Name(args.out_type), ", expected from or to fp32"));
   }
   ONEPASS_RETURN_IF_ERROR(
       CheckSpans(kName, args.numel,
                  {Span{"in", args.in, ByteSize(args.in_type)},
                   Span{"out", args.out, ByteSize(args.out_type), true}}));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
-    kernel.operations->cast({end - begin,
-                             Advance(args.in, args.in_type, begin),
+    kernel.operations->cast({end - begin, Advance(args.in, args.in_type, begin),
                              Advance(args.out, args.out_type, begin),
                              args.in_type, args.out_type});
   });
@@ -296,11 +295,11 @@ absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
 
 absl::Status SplitRemainder(const Kernel& kernel, ThreadPool& pool,
                             const SplitRemainderArgs& args) {
-  ONEPASS_RETURN_IF_ERROR(CheckSpans(
-      "split_remainder", args.numel,
-      {Span{"master", args.master, sizeof(float)},
-       Span{"param", args.param, sizeof(uint16_t), true},
-       Span{"remainder", args.remainder, sizeof(int16_t), true}}));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckSpans("split_remainder", args.numel,
+                 {Span{"master", args.master, sizeof(float)},
+                  Span{"param", args.param, sizeof(uint16_t), true},
+                  Span{"remainder", args.remainder, sizeof(int16_t), true}}));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->split_remainder({end - begin, args.master + begin,
                                         args.param + begin,
@@ -311,11 +310,11 @@ absl::Status SplitRemainder(const Kernel& kernel, ThreadPool& pool,
 
 absl::Status JoinRemainder(const Kernel& kernel, ThreadPool& pool,
                            const JoinRemainderArgs& args) {
-  ONEPASS_RETURN_IF_ERROR(CheckSpans(
-      "join_remainder", args.numel,
-      {Span{"param", args.param, sizeof(uint16_t)},
-       Span{"remainder", args.remainder, sizeof(int16_t)},
-       Span{"master", args.master, sizeof(float), true}}));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckSpans("join_remainder", args.numel,
+                 {Span{"param", args.param, sizeof(uint16_t)},
+                  Span{"remainder", args.remainder, sizeof(int16_t)},
+                  Span{"master", args.master, sizeof(float), true}}));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->join_remainder({end - begin, args.param + begin,
                                        args.remainder + begin,

@@ -7,10 +7,11 @@
 // All return InvalidArgument, with the operation, the argument, what was
 // expected and what came, for: a negative or overflowing numel, a null pointer
 // with numel above 0, a pointer that is not aligned to its element, a type that
-// the operation or the kernel does not take, and spans that overlap where one is
-// written (the same span twice is fine where dispatch/kernel.h says so). Nothing
-// is read or written then. Work is cut at multiples of a leaf; results do not
-// depend on the number of threads. None of them allocates, unless it fails.
+// the operation or the kernel does not take, and spans that overlap where one
+// is written (the same span twice is fine where dispatch/kernel.h says so).
+// Nothing is read or written then. Work is cut at multiples of a leaf; results
+// do not depend on the number of threads. None of them allocates, unless it
+// fails.
 
 #ifndef ONEPASS_DISPATCH_OPERATIONS_H_
 #define ONEPASS_DISPATCH_OPERATIONS_H_
@@ -44,9 +45,8 @@ absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
 absl::Status Cast(const Kernel& kernel, ThreadPool& pool, const CastArgs& args);
 
 // Adds the squares of x[0, numel) to `sum`, leaf by leaf from x[0] on.
-absl::Status SquaredNorm(const Kernel& kernel, ThreadPool& pool,
-                         int64_t numel, const void* x, DType type,
-                         NormSum& sum);
+absl::Status SquaredNorm(const Kernel& kernel, ThreadPool& pool, int64_t numel,
+                         const void* x, DType type, NormSum& sum);
 
 absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
                     const AbsMaxArgs& args);

@@ -34,8 +34,8 @@ class ThreadPool {
   // Upper bound of ThreadPoolOptions::threads.
   static constexpr int kMaxThreads = 4096;
 
-  // InvalidArgument: threads below 0 or above kMaxThreads. ResourceExhausted: the
-  // system refused a thread; those started before are joined.
+  // InvalidArgument: threads below 0 or above kMaxThreads. ResourceExhausted:
+  // the system refused a thread; those started before are joined.
   static absl::StatusOr<std::unique_ptr<ThreadPool>> Create(
       const ThreadPoolOptions& options);
 
@@ -55,9 +55,9 @@ class ThreadPool {
   void Run(absl::FunctionRef<void(int worker)> work);
 
   // Cuts [0, numel) into one range for each worker, at multiples of `grain`, as
-  // evenly as that allows, and calls work(begin, end) for each range that is not
-  // empty. The same numel, grain and threads give the same ranges. Work that
-  // fits into one grain runs on the calling thread alone.
+  // evenly as that allows, and calls work(begin, end) for each range that is
+  // not empty. The same numel, grain and threads give the same ranges. Work
+  // that fits into one grain runs on the calling thread alone.
   void ParallelFor(int64_t numel, int64_t grain,
                    absl::FunctionRef<void(int64_t begin, int64_t end)> work);
 

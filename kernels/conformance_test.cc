@@ -1,7 +1,7 @@
-// Every kernel that runs here against the scalar one, bit by bit: each operation,
-// each combination of types, every length up to three blocks and some beyond,
-// each pointer off its alignment in turn, values over the whole range. Spans end
-// at unreadable memory.
+// Every kernel that runs here against the scalar one, bit by bit: each
+// operation, each combination of types, every length up to three blocks and
+// some beyond, each pointer off its alignment in turn, values over the whole
+// range. Spans end at unreadable memory.
 
 #include <algorithm>
 #include <cmath>
@@ -79,8 +79,8 @@ class Values {
     return sign | exponent << 23 | (random_() & 0x7fffff);
   }
 
-  // Fills `numel` elements of `type`: 16-bit types take the upper bits for bf16,
-  // any bits for fp16.
+  // Fills `numel` elements of `type`: 16-bit types take the upper bits for
+  // bf16, any bits for fp16.
   void Fill(void* out, int64_t numel, DType type, Range range) {
     for (int64_t i = 0; i < numel; ++i) {
       const uint32_t bits = Bits(range);
@@ -205,17 +205,17 @@ class ConformanceTest : public testing::TestWithParam<const Kernel*> {
   const KernelOperations& tested() const { return *kernel().operations; }
   const KernelOperations& scalar() const { return *ScalarKernel().operations; }
 
-  // 0 to three blocks and one more, large primes, lengths around a leaf; then each
-  // of `pointers` pointers off its alignment in turn. Fewer lengths of a block
-  // under sanitizers.
+  // 0 to three blocks and one more, large primes, lengths around a leaf; then
+  // each of `pointers` pointers off its alignment in turn. Fewer lengths of a
+  // block under sanitizers.
   std::vector<Layout> Layouts(int pointers) const {
     const int64_t block = tested().block_numel();
     std::vector<Layout> layouts;
     for (int64_t n = 0; n <= 3 * block + 1; n += UnderSanitizer() ? 7 : 1) {
       layouts.push_back({n, {}});
     }
-    for (int64_t n : {int64_t{1009}, kLeafNumel - 1, kLeafNumel,
-                      kLeafNumel + 1, int64_t{8209}, int64_t{12281}}) {
+    for (int64_t n : {int64_t{1009}, kLeafNumel - 1, kLeafNumel, kLeafNumel + 1,
+                      int64_t{8209}, int64_t{12281}}) {
       layouts.push_back({n, {}});
     }
     for (int pointer = 0; pointer < pointers; ++pointer) {
@@ -332,8 +332,7 @@ TEST_P(ConformanceTest, Accumulate) {
               sum.Place(n, DType::kFloat32, layout.gaps[0]);
               term.Place(n, term_type, layout.gaps[1]);
               out.Place(n, out_type, layout.gaps[2]);
-              const Range range =
-                  n % 2 != 0 ? Range::kModerate : Range::kWhole;
+              const Range range = n % 2 != 0 ? Range::kModerate : Range::kWhole;
               sum.Fill(values, range);
               term.Fill(values, range);
               out.Poison();
@@ -411,8 +410,7 @@ TEST_P(ConformanceTest, Scale) {
 TEST_P(ConformanceTest, Cast) {
   Values values(5);
   Twin in, out;
-  for (DType narrow :
-       {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3}) {
+  for (DType narrow : {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3}) {
     for (bool widen : {false, true}) {
       const DType in_type = widen ? narrow : DType::kFloat32;
       const DType out_type = widen ? DType::kFloat32 : narrow;

@@ -1,4 +1,5 @@
-// Where kernels and dispatcher meet: a dispatcher with all the built-in kernels.
+// Where kernels and dispatcher meet: a dispatcher with all the built-in
+// kernels.
 //
 //   ASSIGN_OR_RETURN(Dispatcher dispatcher, CreateDefaultDispatcher());
 //   RETURN_IF_ERROR(dispatcher.Register(kernel_of_my_own));

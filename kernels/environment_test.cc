@@ -19,9 +19,7 @@ namespace {
 // The control word of the architecture, and one as hostile as it can be.
 #if defined(__x86_64__)
 uint64_t ReadControl() { return _mm_getcsr(); }
-void WriteControl(uint64_t word) {
-  _mm_setcsr(static_cast<unsigned>(word));
-}
+void WriteControl(uint64_t word) { _mm_setcsr(static_cast<unsigned>(word)); }
 constexpr uint64_t kHostile = 0x1f80 | 0x8040 | 0x6000;  // FTZ, DAZ, to zero
 #elif defined(__aarch64__)
 uint64_t ReadControl() {
@@ -30,8 +28,8 @@ uint64_t ReadControl() {
   return word;
 }
 void WriteControl(uint64_t word) { asm volatile("msr fpcr, %0" ::"r"(word)); }
-constexpr uint64_t kHostile =
-    (1u << 26) | (1u << 24) | (1u << 19) | (3u << 22);  // AHP, FZ, FZ16, to zero
+// AHP, FZ, FZ16, toward zero.
+constexpr uint64_t kHostile = (1u << 26) | (1u << 24) | (1u << 19) | (3u << 22);
 #elif defined(__riscv)
 uint64_t ReadControl() {
   uint64_t word;
@@ -97,8 +95,7 @@ std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
   keep(sums);
   kernel.scale({kNumel, y.data(), out.data(), 1e-36f});
   keep(out);
-  for (DType type :
-       {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3}) {
+  for (DType type : {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3}) {
     std::vector<uint16_t> codes(kNumel);
     kernel.cast({kNumel, y.data(), codes.data(), DType::kFloat32, type});
     keep(codes);
@@ -107,9 +104,9 @@ std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
     // Codes of subnormals, in all types.
     std::vector<uint16_t> small(kNumel);
     for (int64_t i = 0; i < kNumel; ++i) {
-      small[i] = static_cast<uint16_t>(
-          type == DType::kFloat8E4M3 ? (i & 0xff) | (i & 0xff) << 8
-                                     : (i & 0x7f) | (i & 1) << 15);
+      small[i] = static_cast<uint16_t>(type == DType::kFloat8E4M3
+                                           ? (i & 0xff) | (i & 0xff) << 8
+                                           : (i & 0x7f) | (i & 1) << 15);
     }
     kernel.cast({kNumel, small.data(), out.data(), type, DType::kFloat32});
     keep(out);

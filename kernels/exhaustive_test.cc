@@ -1,6 +1,6 @@
 // Casts and remainders over all their inputs: 2^32 fp32 patterns (every
-// LongTestStride()-th outside the default configuration), 2^16 and 2^8 codes, held
-// to the definition of the formats rather than to another implementation.
+// LongTestStride()-th outside the default configuration), 2^16 and 2^8 codes,
+// held to the definition of the formats rather than to another implementation.
 
 #include <algorithm>
 #include <cmath>
@@ -25,17 +25,17 @@ namespace {
 constexpr uint64_t kPatterns = uint64_t{1} << 32;
 constexpr uint64_t kChunk = 1 << 16;
 
-// A narrow floating-point format by its definition. Codes are those of magnitudes,
-// in the order of their values.
+// A narrow floating-point format by its definition. Codes are those of
+// magnitudes, in the order of their values.
 struct Format {
   DType type;
   int mantissa_bits;
   int bias;
-  int sign_shift;         // of the sign bit of a code
-  uint32_t largest;       // finite
-  uint32_t overflow;      // what is beyond it becomes
+  int sign_shift;     // of the sign bit of a code
+  uint32_t largest;   // finite
+  uint32_t overflow;  // what is beyond it becomes
   uint32_t canonical_nan;
-  uint32_t first_nan;     // codes from here on are NaN
+  uint32_t first_nan;  // codes from here on are NaN
 
   double Value(uint32_t code) const {
     const int exponent = static_cast<int>(code >> mantissa_bits);
@@ -54,8 +54,8 @@ constexpr Format kFormats[] = {
     {DType::kFloat8E4M3, 3, 7, 7, 0x7e, 0x7e, 0x7f, 0x7f},
 };
 
-// The nearest code of a magnitude, ties to the even code. Magnitudes are asked for
-// in rising order, so that the walk along the codes costs next to nothing.
+// The nearest code of a magnitude, ties to the even code. Magnitudes are asked
+// for in rising order, so that the walk along the codes costs next to nothing.
 class NearestEven {
  public:
   NearestEven(const Format& format, double first) : format_(format) {
@@ -75,8 +75,7 @@ class NearestEven {
 
   uint32_t Encode(double magnitude) {
     while (code_ <= format_.largest &&
-           (magnitude > bound_ ||
-            (magnitude == bound_ && (code_ & 1) != 0))) {
+           (magnitude > bound_ || (magnitude == bound_ && (code_ & 1) != 0))) {
       ++code_;
       SetBound();
     }
@@ -85,8 +84,8 @@ class NearestEven {
 
  private:
   // Half way to the next code. The one after the largest has the value that the
-  // format would give it if it went on: IEEE 754 rounds to infinity from there on,
-  // and e4m3 saturates either way.
+  // format would give it if it went on: IEEE 754 rounds to infinity from there
+  // on, and e4m3 saturates either way.
   void SetBound() {
     bound_ = (format_.Value(code_) + format_.Value(code_ + 1)) / 2;
   }
@@ -123,9 +122,9 @@ std::string ForAllPatterns(
         std::string found;
         if (first < half && end > half) {
           const uint64_t below = (half - first + stride - 1) / stride;
-          found = check(static_cast<uint32_t>(first),
-                        static_cast<uint32_t>(stride),
-                        static_cast<int64_t>(below));
+          found =
+              check(static_cast<uint32_t>(first), static_cast<uint32_t>(stride),
+                    static_cast<int64_t>(below));
           const uint64_t next = first + below * stride;
           if (found.empty() && next < end) {
             found = check(
@@ -133,9 +132,9 @@ std::string ForAllPatterns(
                 static_cast<int64_t>((end - next + stride - 1) / stride));
           }
         } else {
-          found = check(
-              static_cast<uint32_t>(first), static_cast<uint32_t>(stride),
-              static_cast<int64_t>((end - first + stride - 1) / stride));
+          found =
+              check(static_cast<uint32_t>(first), static_cast<uint32_t>(stride),
+                    static_cast<int64_t>((end - first + stride - 1) / stride));
         }
         absl::MutexLock lock(&mutex);
         if (!found.empty()) wrong = found;
@@ -196,8 +195,8 @@ class EncodeTest : public testing::TestWithParam<Format> {};
 
 TEST_P(EncodeTest, AllFloats) {
   const std::vector<const Kernel*> kernels = RunnableKernels();
-  EXPECT_EQ("", ForAllPatterns([&](uint32_t first, uint32_t stride,
-                                   int64_t count) {
+  EXPECT_EQ("",
+            ForAllPatterns([&](uint32_t first, uint32_t stride, int64_t count) {
               return CheckEncode(GetParam(), kernels, first, stride, count);
             }));
 }
@@ -279,8 +278,8 @@ TEST(RemainderTest, AllFloats) {
       }));
 }
 
-// What dispatch/kernel.h says of the split: where it is not a cast, and where it
-// hides a NaN.
+// What dispatch/kernel.h says of the split: where it is not a cast, and where
+// it hides a NaN.
 TEST(RemainderTest, DiffersFromCastWhereDocumented) {
   if (LongTestStride() != 1) {
     GTEST_SKIP() << "counts over all 2^32 patterns; runs in the default "
@@ -300,8 +299,8 @@ TEST(RemainderTest, DiffersFromCastWhereDocumented) {
     }
     const int64_t n = kChunk;
     kernel.split_remainder({n, master.data(), param.data(), remainder.data()});
-    kernel.cast({n, master.data(), cast.data(), DType::kFloat32,
-                 DType::kBFloat16});
+    kernel.cast(
+        {n, master.data(), cast.data(), DType::kFloat32, DType::kBFloat16});
     for (int64_t i = 0; i < n; ++i) {
       if (std::isnan(master[i])) {
         hidden += (param[i] & 0x7fff) <= 0x7f80;

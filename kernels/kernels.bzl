@@ -12,10 +12,11 @@ KERNELS = [
 
 # Beside the flags of the instruction set. Optimised in every build but a debug one: a dependent that
 # does not say so would run its step unoptimised. No exceptions: their handling leaves a weak symbol
-# in the object. No vectorising by the compiler: the vectors are written down, and the scalar kernel
-# is to be what its name says.
+# in the object. No errno: a square root is an instruction, not a call. No vectorising by the
+# compiler: the vectors are written down, and the scalar kernel is to be what its name says.
 _KERNEL_COPTS = NUMERICS_COPTS + [
     "-fno-exceptions",
+    "-fno-math-errno",
     "-fno-tree-vectorize",
 ] + select({
     "//kernels:debug": [],

@@ -1,5 +1,6 @@
-// Spans of more than 2^31 elements: a length cut to 32 bits anywhere shows. A few
-// megabytes of memory are mapped over and over; only the last page is another.
+// Spans of more than 2^31 elements: a length cut to 32 bits anywhere shows. A
+// few megabytes of memory are mapped over and over; only the last page is
+// another.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,7 +22,7 @@ namespace onepass {
 namespace {
 
 constexpr int64_t kWindow = 4 << 20;  // bytes that are mapped repeatedly
-constexpr int64_t kPage = 64 << 10;   // the last one, a multiple of any page size
+constexpr int64_t kPage = 64 << 10;   // the last one; of any page size
 
 // `bytes` (a multiple of kPage) of address space over kWindow + kPage bytes of
 // memory: windows, a part of a window, and the last page.
@@ -105,8 +106,8 @@ TEST_P(LargeSpanTest, SquaredNorm) {
   auto pool = ThreadPool::Create({});
   ASSERT_TRUE(pool.ok()) << pool.status();
   NormSum sum;
-  ASSERT_TRUE(SquaredNorm(*GetParam(), **pool, kNumel, x, DType::kFloat32, sum)
-                  .ok());
+  ASSERT_TRUE(
+      SquaredNorm(*GetParam(), **pool, kNumel, x, DType::kFloat32, sum).ok());
   const int64_t last = kPage / 4 - 3;
   // All terms are small multiples of 1/4: exact in any order.
   EXPECT_EQ(0.25 * (kNumel - last) + 9.0 * last, sum.Total());

@@ -28,8 +28,9 @@ absl::Status CheckBeta(absl::string_view name, double value) {
                      "at least 0 and, rounded to fp32, below 1");
 }
 
-// base^t by binary exponentiation from the lowest bit of t up: a fixed sequence of
-// double multiplications, where pow() differs between platforms in the last bit.
+// base^t by binary exponentiation from the lowest bit of t up: a fixed sequence
+// of double multiplications, where pow() differs between platforms in the last
+// bit.
 double Power(double base, int64_t t) {
   double result = 1;
   for (; t > 0; t >>= 1) {
@@ -59,16 +60,13 @@ double Power(double base, int64_t t) {
   c.bias_correction2 = static_cast<float>(correction2);
   c.decay = static_cast<float>(-static_cast<double>(lr) *
                                static_cast<double>(c.weight_decay));
-  c.decay_mode = c.weight_decay == 0
-                     ? WeightDecay::kNone
-                     : options.mode == AdamOptions::Mode::kL2
-                           ? WeightDecay::kL2
-                           : WeightDecay::kAdamW;
+  c.decay_mode = c.weight_decay == 0                      ? WeightDecay::kNone
+                 : options.mode == AdamOptions::Mode::kL2 ? WeightDecay::kL2
+                                                          : WeightDecay::kAdamW;
 }
 
-}  // namespace
-
-absl::Status ValidateAdamOptions(const AdamOptions& options) {
+// Not inlined: it rounds to fp32, so neither may it.
+[[gnu::noinline]] absl::Status Validate(const AdamOptions& options) {
   absl::Status status = CheckNotNegative("lr", options.lr);
   if (status.ok()) status = CheckBeta("beta1", options.beta1);
   if (status.ok()) status = CheckBeta("beta2", options.beta2);
@@ -79,12 +77,19 @@ absl::Status ValidateAdamOptions(const AdamOptions& options) {
   return status;
 }
 
+}  // namespace
+
+absl::Status ValidateAdamOptions(const AdamOptions& options) {
+  const ScopedFpEnvironment fp;
+  return Validate(options);
+}
+
 absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
                                                    int64_t t) {
   AdamConstants constants;
   {
     const ScopedFpEnvironment fp;
-    if (absl::Status status = ValidateAdamOptions(options); !status.ok()) {
+    if (absl::Status status = Validate(options); !status.ok()) {
       return status;
     }
     if (t < 1) {
@@ -94,9 +99,9 @@ absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
     Compute(options, t, constants);
   }
   if (!std::isfinite(constants.step_size) || !std::isfinite(constants.decay)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "lr ", options.lr, " with weight_decay ", options.weight_decay,
-        " at step ", t, " overflows fp32"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("lr ", options.lr, " with weight_decay ",
+                     options.weight_decay, " at step ", t, " overflows fp32"));
   }
   return constants;
 }

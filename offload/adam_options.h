@@ -2,7 +2,8 @@
 //
 //   AdamOptions options;
 //   options.lr = 3e-4;
-//   ASSIGN_OR_RETURN(AdamConstants constants, ComputeAdamConstants(options, t));
+//   ASSIGN_OR_RETURN(AdamConstants constants,
+//                    ComputeAdamConstants(options, t));
 
 #ifndef ONEPASS_OFFLOAD_ADAM_OPTIONS_H_
 #define ONEPASS_OFFLOAD_ADAM_OPTIONS_H_
@@ -32,14 +33,14 @@ struct AdamOptions {
   bool bias_correction = true;
 };
 
-// InvalidArgument names the option, what was expected and what came. Checked after
-// rounding to fp32: a beta of 0.99999999 becomes 1 and is refused.
+// InvalidArgument names the option, what was expected and what came. Checked
+// after rounding to fp32: a beta of 0.99999999 becomes 1 and is refused.
 absl::Status ValidateAdamOptions(const AdamOptions& options);
 
-// Constants of step `t`, counted from 1: a pure function of its arguments, so that
-// a resumed run gets those of an uninterrupted one, with the same bits on every
-// platform (no libm). InvalidArgument: options that are not valid, t below 1, or a
-// step size that overflows fp32.
+// Constants of step `t`, counted from 1: a pure function of its arguments, so
+// that a resumed run gets those of an uninterrupted one, with the same bits on
+// every platform (no libm). InvalidArgument: options that are not valid, t
+// below 1, or a step size that overflows fp32.
 absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
                                                    int64_t t);
 

@@ -22,7 +22,8 @@ CpuAdam::CpuAdam(const Kernel& kernel, ThreadPool& pool,
 absl::StatusOr<CpuAdam> CpuAdam::Create(const Kernel& kernel, ThreadPool& pool,
                                         std::vector<AdamOptions> groups) {
   if (groups.empty()) {
-    return absl::InvalidArgumentError("no parameter group, expected at least 1");
+    return absl::InvalidArgumentError(
+        "no parameter group, expected at least 1");
   }
   for (size_t i = 0; i < groups.size(); ++i) {
     if (absl::Status status = ValidateAdamOptions(groups[i]); !status.ok()) {
@@ -58,8 +59,8 @@ absl::Status CpuAdam::StepPieces(
     absl::FunctionRef<absl::Status(const AdamPiece& piece, void* copy)>
         after_piece) {
   if (piece_numel < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "piece_numel is ", piece_numel, ", expected at least 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("piece_numel is ", piece_numel, ", expected at least 1"));
   }
   if (span.copy != nullptr) {
     return absl::InvalidArgumentError(
@@ -112,9 +113,8 @@ absl::Status CpuAdam::StepPieces(
 absl::StatusOr<AdamStepArgs> CpuAdam::MakeArgs(const AdamSpan& span, int64_t t,
                                                float grad_scale) const {
   if (span.group < 0 || span.group >= static_cast<int>(groups_.size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("span.group is ", span.group, ", expected 0 to ",
-                     groups_.size() - 1));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "span.group is ", span.group, ", expected 0 to ", groups_.size() - 1));
   }
   absl::StatusOr<AdamConstants> constants =
       ComputeAdamConstants(groups_[span.group], t);

@@ -1,5 +1,5 @@
-// Adam on the CPU: one pass over the state of a span, with the gradient scale and,
-// where wanted, the 16-bit copy of the weights in it.
+// Adam on the CPU: one pass over the state of a span, with the gradient scale
+// and, where wanted, the 16-bit copy of the weights in it.
 //
 //   ASSIGN_OR_RETURN(CpuAdam adam, CpuAdam::Create(*kernel, *pool, {options}));
 //   AdamSpan span;
@@ -35,16 +35,16 @@
 
 namespace onepass {
 
-// The optimizer state of `numel` elements in host memory, owned by the caller. No
-// two arrays overlap; each is aligned to its element.
+// The optimizer state of `numel` elements in host memory, owned by the caller.
+// No two arrays overlap; each is aligned to its element.
 struct AdamSpan {
   int64_t numel = 0;
-  int group = 0;              // index of the options
-  float* param = nullptr;     // fp32 master weights
+  int group = 0;           // index of the options
+  float* param = nullptr;  // fp32 master weights
   const void* grad = nullptr;
   void* exp_avg = nullptr;     // zero before the first step
   void* exp_avg_sq = nullptr;  // zero before the first step
-  void* copy = nullptr;        // Step() only: numel weights as copy_type, or null
+  void* copy = nullptr;        // Step() only: numel of copy_type, or null
   DType grad_type = DType::kFloat32;
   DType exp_avg_type = DType::kFloat32;
   DType exp_avg_sq_type = DType::kFloat32;
@@ -69,8 +69,8 @@ class CpuAdam {
   const std::vector<AdamOptions>& groups() const { return groups_; }
 
   // Whether a step can write copies of this type: where it is not, call Step()
-  // without a copy and cast the weights afterwards. The gradient scale is fused on
-  // every kernel.
+  // without a copy and cast the weights afterwards. The gradient scale is fused
+  // on every kernel.
   bool copy_supported(DType type) const {
     return kernel_->copy_types.Contains(type);
   }
@@ -81,20 +81,20 @@ class CpuAdam {
   // Updates the span as step `t` (from 1), each gradient multiplied by
   // `grad_scale` as it is loaded, and writes `span.copy` where it is not null.
   // InvalidArgument, with nothing changed: a bad span (see AdamStep in
-  // dispatch/operations.h), an unknown group, t below 1, a grad_scale that is not
-  // finite, a copy type that the kernel has not.
+  // dispatch/operations.h), an unknown group, t below 1, a grad_scale that is
+  // not finite, a copy type that the kernel has not.
   absl::Status Step(const AdamSpan& span, int64_t t, float grad_scale);
 
   // The same in pieces of `piece_numel` elements, rounded down to a multiple of
   // block_numel() but at least one block; the last may be shorter. Before each
-  // piece `before_piece` returns the buffer for its copy: piece.numel elements of
-  // span.copy_type, apart from the span's arrays. After it, `after_piece` gets
-  // that buffer, filled. Both are called on the calling thread, in order of offset,
-  // never for an empty piece. `span.copy` must be null.
+  // piece `before_piece` returns the buffer for its copy: piece.numel elements
+  // of span.copy_type, apart from the span's arrays. After it, `after_piece`
+  // gets that buffer, filled. Both are called on the calling thread, in order
+  // of offset, never for an empty piece. `span.copy` must be null.
   //
   // An error of a callback or an unusable buffer ends the step at once and is
-  // returned; its message then says up to which element the span was updated. All
-  // other errors come before anything is changed, as in Step().
+  // returned; its message then says up to which element the span was updated.
+  // All other errors come before anything is changed, as in Step().
   absl::Status StepPieces(
       const AdamSpan& span, int64_t t, float grad_scale, int64_t piece_numel,
       absl::FunctionRef<absl::StatusOr<void*>(const AdamPiece& piece)>

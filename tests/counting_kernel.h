@@ -91,8 +91,8 @@ inline constexpr KernelOperations kOperations = {
 }  // namespace counting_kernel_internal
 
 // A kernel that does what `base` does, and counts. It has the lowest rank there
-// is; change the descriptor (rank, copy_types) before it is used. `base` is one a
-// slot.
+// is; change the descriptor (rank, copy_types) before it is used. `base` is one
+// a slot.
 template <int slot>
 Kernel MakeCountingKernel(const Kernel& base, const char* name) {
   counting_kernel_internal::Base<slot>() = base.operations;

@@ -349,7 +349,7 @@ class Workload:
         wide = c % 2 == 0
         options = {
             "beta1": (0.9, 0.95, 0.8, 0, 0.99)[c % 5],
-            "beta2": (0.999, 0.95, 0.9999, 0.5)[c % 4],
+            "beta2": (0.999, 0.95, 0.999999, 0.5)[c % 4],
             "eps": 0 if non_finite else 1e-8 if c % 4 < 2 else 1e-5,
             "weight_decay": 0 if decay == "none" else 0.1,
             "decay": decay,
@@ -372,7 +372,7 @@ class Workload:
                 decode(exp_avg, m_kind),
                 decode(exp_avg_sq, v_kind),
                 options,
-                (1, 10, 1, 1000, 3, 1, 1234567)[c % 7] + s,
+                (1, 10, 1, 1000, 3, 1, 1095904)[c % 7] + s,
                 np.float32(1 / (3 + 2 * c)),
             )
             param, exp_avg, exp_avg_sq = encode(p, FP32), encode(m, m_kind), encode(v, v_kind)

@@ -37,8 +37,8 @@ class GuardedBuffer {
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;
 
-  // `numel` elements whose last lies `gap` elements before the unreadable page. The
-  // contents are not set; what was placed before is gone.
+  // `numel` elements whose last lies `gap` elements before the unreadable page.
+  // The contents are not set; what was placed before is gone.
   template <typename T>
   T* Place(int64_t numel, int64_t gap = 0) {
     end_ = bytes_ - gap * static_cast<int64_t>(sizeof(T));

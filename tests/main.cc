@@ -1,5 +1,5 @@
-// The main of every test. Where the environment pins a kernel that this processor
-// cannot run, all tests are skipped, and say so.
+// The main of every test. Where the environment pins a kernel that this
+// processor cannot run, all tests are skipped, and say so.
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -16,8 +16,8 @@
 
 namespace onepass {
 
-// All built-in kernels that can run here; where ONEPASS_KERNEL pins one, that one
-// (none if it cannot run here).
+// All built-in kernels that can run here; where ONEPASS_KERNEL pins one, that
+// one (none if it cannot run here).
 std::vector<const Kernel*> RunnableKernels();
 
 // The kernel that the others are compared with.
@@ -26,9 +26,9 @@ const Kernel& ScalarKernel();
 // The kernel's name as a test's.
 std::string KernelName(const testing::TestParamInfo<const Kernel*>& info);
 
-// Long tests try every LongTestStride()-th case: 1 in the default configuration,
-// kReducedStride where the same cases are tried again with a pinned kernel, or
-// slowly, under a sanitizer.
+// Long tests try every LongTestStride()-th case: 1 in the default
+// configuration, kReducedStride where the same cases are tried again with a
+// pinned kernel, or slowly, under a sanitizer.
 inline constexpr int64_t kReducedStride = 257;
 int64_t LongTestStride();
 

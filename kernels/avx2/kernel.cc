@@ -1,11 +1,12 @@
-// AVX2 with FMA and F16C: 8 lanes. Tails of 32-bit elements are masked; AVX2 has
-// no masks for narrower ones, whose tails pass through 16 bytes on the stack.
+// AVX2 with FMA and F16C: 8 lanes. Tails of 32-bit elements are masked; AVX2
+// has no masks for narrower ones, whose tails pass through 16 bytes on the
+// stack.
+
+#include "kernels/generic/kernel.h"
 
 #include <immintrin.h>
 
 #include <cstdint>
-
-#include "kernels/generic/kernel.h"
 
 namespace onepass {
 namespace {
@@ -109,7 +110,8 @@ struct Avx2 {
   }
   template <typename WhichLanes>
   ONEPASS_INLINE static void StoreHalf(uint16_t* p, F32 x, WhichLanes lanes) {
-    Store16(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+    Store16(p,
+            _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
             lanes);
   }
 

@@ -6,11 +6,11 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
+#include "kernels/generic/kernel.h"
+
 #include <immintrin.h>
 
 #include <cstdint>
-
-#include "kernels/generic/kernel.h"
 
 namespace onepass {
 namespace {
@@ -109,7 +109,8 @@ struct Avx512 {
   }
   template <typename WhichLanes>
   ONEPASS_INLINE static void StoreHalf(uint16_t* p, F32 x, WhichLanes lanes) {
-    Store16(p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+    Store16(p,
+            _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
             lanes);
   }
 

@@ -1,5 +1,5 @@
-// A running sum of gradients, its mean on the last term, and the norm of what was
-// stored. See AccumulateArgs.
+// A running sum of gradients, its mean on the last term, and the norm of what
+// was stored. See AccumulateArgs.
 
 #ifndef ONEPASS_KERNELS_GENERIC_ACCUMULATE_H_
 #define ONEPASS_KERNELS_GENERIC_ACCUMULATE_H_
@@ -46,14 +46,11 @@ template <typename T, DType term_type, DType out_type>
 
 template <typename T>
 void Accumulate(const AccumulateArgs& args) {
-  using D = DType;
-  WithDType<D::kFloat32, D::kBFloat16, D::kFloat16>(
-      args.term_type, [&](auto term) {
-        WithDType<D::kFloat32, D::kBFloat16, D::kFloat16>(
-            args.out_type, [&](auto out) {
-              AccumulateLoop<T, term.value, out.value>(args);
-            });
-      });
+  WithDType(GradientTypes{}, args.term_type, [&](auto term) {
+    WithDType(GradientTypes{}, args.out_type, [&](auto out) {
+      AccumulateLoop<T, term.value, out.value>(args);
+    });
+  });
 }
 
 }  // namespace generic

@@ -18,13 +18,14 @@ namespace generic {
 // No copy, where AdamStepArgs::copy is null.
 struct NoCopyTag {};
 
-// Not inlined into one function of all types: each instance is a loop of its own.
-// T is local to its source file, so the instances are too.
+// Not inlined into one function of all types: each instance is a loop of its
+// own. T is local to its source file, so the instances are too.
 template <typename T, DType grad_type, DType exp_avg_type,
           DType exp_avg_sq_type, typename CopyTag, WeightDecay decay_mode>
 [[gnu::noinline]] void AdamStepLoop(const AdamStepArgs& args) {
   const ScopedFpEnvironment fp;
-  // A copy that no store through a span can alias, so that it stays in registers.
+  // A copy that no store through a span can alias, so that it stays in
+  // registers.
   const AdamStepArgs a = args;
   const AdamConstants& c = a.constants;
   ForEachVector<T>(a.numel, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
@@ -33,10 +34,9 @@ template <typename T, DType grad_type, DType exp_avg_type,
     if constexpr (decay_mode == WeightDecay::kL2) {
       g = T::Fma(p, T::Set(c.weight_decay), g);
     }
-    const auto m =
-        T::Fma(g, T::Set(c.one_minus_beta1),
-               T::Mul(Load<T, exp_avg_type>(a.exp_avg, i, lanes),
-                      T::Set(c.beta1)));
+    const auto m = T::Fma(
+        g, T::Set(c.one_minus_beta1),
+        T::Mul(Load<T, exp_avg_type>(a.exp_avg, i, lanes), T::Set(c.beta1)));
     const auto v =
         T::Fma(T::Mul(g, g), T::Set(c.one_minus_beta2),
                T::Mul(Load<T, exp_avg_sq_type>(a.exp_avg_sq, i, lanes),
@@ -74,25 +74,20 @@ void AdamStepOfTypes(const AdamStepArgs& args) {
 
 template <typename T>
 void AdamStep(const AdamStepArgs& args) {
-  using D = DType;
-  WithDType<D::kFloat32, D::kBFloat16, D::kFloat16>(
-      args.grad_type, [&](auto grad) {
-        WithDType<D::kFloat32, D::kBFloat16>(args.exp_avg_type, [&](auto m) {
-          WithDType<D::kFloat32, D::kBFloat16>(
-              args.exp_avg_sq_type, [&](auto v) {
-                if (args.copy == nullptr) {
-                  AdamStepOfTypes<T, grad.value, m.value, v.value, NoCopyTag>(
-                      args);
-                  return;
-                }
-                WithDType<D::kBFloat16, D::kFloat16>(
-                    args.copy_type, [&](auto copy) {
-                      AdamStepOfTypes<T, grad.value, m.value, v.value,
-                                      decltype(copy)>(args);
-                    });
-              });
+  WithDType(GradientTypes{}, args.grad_type, [&](auto grad) {
+    WithDType(MomentTypes{}, args.exp_avg_type, [&](auto m) {
+      WithDType(MomentTypes{}, args.exp_avg_sq_type, [&](auto v) {
+        if (args.copy == nullptr) {
+          AdamStepOfTypes<T, grad.value, m.value, v.value, NoCopyTag>(args);
+          return;
+        }
+        WithDType(CopyTypes{}, args.copy_type, [&](auto copy) {
+          AdamStepOfTypes<T, grad.value, m.value, v.value, decltype(copy)>(
+              args);
         });
       });
+    });
+  });
 }
 
 }  // namespace generic

@@ -24,15 +24,12 @@ template <typename T, DType in_type, DType out_type>
 
 template <typename T>
 void Cast(const CastArgs& args) {
-  using D = DType;
-  if (args.in_type == D::kFloat32) {
-    WithDType<D::kBFloat16, D::kFloat16, D::kFloat8E4M3>(
-        args.out_type,
-        [&](auto out) { CastLoop<T, D::kFloat32, out.value>(args); });
+  if (args.in_type == DType::kFloat32) {
+    WithDType(NarrowTypes{}, args.out_type,
+              [&](auto out) { CastLoop<T, DType::kFloat32, out.value>(args); });
   } else {
-    WithDType<D::kBFloat16, D::kFloat16, D::kFloat8E4M3>(
-        args.in_type,
-        [&](auto in) { CastLoop<T, in.value, D::kFloat32>(args); });
+    WithDType(NarrowTypes{}, args.in_type,
+              [&](auto in) { CastLoop<T, in.value, DType::kFloat32>(args); });
   }
 }
 

@@ -1,7 +1,8 @@
-// Loading any element type as fp32 lanes, and storing fp32 lanes as any type: the
-// one place where the encodings stand. Formulas are integer operations, which are
-// the same on every instruction set; where a set converts half precision itself
-// (Traits::kHardwareHalf), its instruction is used, with NaN made canonical first.
+// Loading any element type as fp32 lanes, and storing fp32 lanes as any type:
+// the one place where the encodings stand. Formulas are integer operations,
+// which are the same on every instruction set; where a set converts half
+// precision itself (Traits::kHardwareHalf), its instruction is used, with NaN
+// made canonical first.
 
 #ifndef ONEPASS_KERNELS_GENERIC_CONVERT_H_
 #define ONEPASS_KERNELS_GENERIC_CONVERT_H_
@@ -33,8 +34,8 @@ struct Storage<DType::kFloat8E4M3> {
   using Type = uint8_t;
 };
 
-// `bits` shifted right by `shift`, rounded to nearest, ties to even. A carry out
-// of the mantissa moves into the exponent, as it should.
+// `bits` shifted right by `shift`, rounded to nearest, ties to even. A carry
+// out of the mantissa moves into the exponent, as it should.
 template <typename T, int shift>
 ONEPASS_INLINE typename T::U32 ShiftRightToNearestEven(typename T::U32 bits) {
   const auto half_less_one = T::SetU32((uint32_t{1} << (shift - 1)) - 1);
@@ -73,9 +74,8 @@ ONEPASS_INLINE typename T::U32 EncodeNarrowMagnitude(
   constexpr int kShift = 23 - mantissa;
   constexpr uint32_t kLeastNormal = uint32_t{127 - bias + 1} << 23;
   constexpr uint32_t kRounder = uint32_t{127 - bias + 1 + kShift} << 23;
-  const auto normal =
-      T::Sub(ShiftRightToNearestEven<T, kShift>(magnitude),
-             T::SetU32(uint32_t{127 - bias} << mantissa));
+  const auto normal = T::Sub(ShiftRightToNearestEven<T, kShift>(magnitude),
+                             T::SetU32(uint32_t{127 - bias} << mantissa));
   const auto rounder = T::SetU32(kRounder);
   const auto subnormal = T::Sub(
       T::Bits(T::Add(T::FromBits(magnitude), T::FromBits(rounder))), rounder);
@@ -138,9 +138,9 @@ ONEPASS_INLINE typename T::F32 DecodeFloat8E4M3(typename T::U32 code) {
   const auto magnitude = T::And(code, T::SetU32(0x7f));
   const auto sign = T::template ShiftLeft<24>(T::And(code, T::SetU32(0x80)));
   const auto finite = T::Bits(DecodeNarrowMagnitude<T, 3, 7>(magnitude));
-  return T::FromBits(T::Or(
-      sign, T::Select(T::Greater(magnitude, T::SetU32(0x7e)),
-                      T::SetU32(kF32CanonicalNaN), finite)));
+  return T::FromBits(
+      T::Or(sign, T::Select(T::Greater(magnitude, T::SetU32(0x7e)),
+                            T::SetU32(kF32CanonicalNaN), finite)));
 }
 
 // Elements i, i + 1, ... as fp32; `lanes` says how many, as in Traits.
@@ -173,11 +173,11 @@ ONEPASS_INLINE void Store(void* base, int64_t i, typename T::F32 x,
   } else if constexpr (type == DType::kFloat16) {
     if constexpr (T::kHardwareHalf) {
       const auto magnitude = T::And(T::Bits(x), T::SetU32(kF32AbsMask));
-      T::StoreHalf(p,
-                   T::FromBits(T::Select(IsNaN<T>(magnitude),
-                                         T::SetU32(kF32CanonicalNaN),
-                                         T::Bits(x))),
-                   lanes);
+      T::StoreHalf(
+          p,
+          T::FromBits(T::Select(IsNaN<T>(magnitude),
+                                T::SetU32(kF32CanonicalNaN), T::Bits(x))),
+          lanes);
     } else {
       T::StoreU16(p, EncodeFloat16<T>(x), lanes);
     }
@@ -186,15 +186,27 @@ ONEPASS_INLINE void Store(void* base, int64_t i, typename T::F32 x,
   }
 }
 
-// Calls body(std::integral_constant-like tag) for the run-time `type`, which must
-// be one of `types`.
+// A type as a constant, for generic lambdas.
 template <DType type>
 struct DTypeTag {
   static constexpr DType value = type;
 };
 
+template <DType... types>
+struct DTypeList {};
+
+using GradientTypes =
+    DTypeList<DType::kFloat32, DType::kBFloat16, DType::kFloat16>;
+using MomentTypes = DTypeList<DType::kFloat32, DType::kBFloat16>;
+using CopyTypes = DTypeList<DType::kBFloat16, DType::kFloat16>;
+// What fp32 is cast to and from.
+using NarrowTypes =
+    DTypeList<DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3>;
+
+// Calls body(DTypeTag<type>) for the run-time `type`, one of the list.
 template <DType... types, typename Body>
-ONEPASS_INLINE void WithDType(DType type, const Body& body) {
+ONEPASS_INLINE void WithDType(DTypeList<types...>, DType type,
+                              const Body& body) {
   (void)((type == types ? (body(DTypeTag<types>{}), true) : false) || ...);
 }
 

@@ -11,39 +11,38 @@
 // them leaves the object. They hold no formula: those are in this folder, once.
 //
 //   types (possibly sizeless: never members, elements or captures)
-//     F32, U32        as many fp32 or uint32 lanes, Lanes() of them
-//     Mask            the result of a comparison
-//     All, First      say which lanes a load or store touches
+//     F32, U32     as many fp32 or uint32 lanes, Lanes() of them
+//     Mask         the result of a comparison
 //   lanes
-//     int64_t Lanes()             constant on one machine, a power of two, >= 1
-//     auto All()                  all lanes
-//     auto First(int64_t n)       lanes 0 to n - 1, 0 < n <= Lanes(); the others
-//                                 load as zero and store nothing, and their memory
-//                                 is not touched. May be another type than All().
+//     int64_t Lanes()          constant on one machine, a power of two, >= 1
+//     auto All()               all lanes
+//     auto First(int64_t n)    lanes 0 to n - 1, 0 < n <= Lanes(); the others
+//                              load as zero, store nothing and touch no memory.
+//                              May be of another type than All().
 //   memory, at any address aligned to the element
-//     F32 LoadF32(const float*, lanes)         void StoreF32(float*, F32, lanes)
-//     U32 LoadU16(const uint16_t*, lanes)      void StoreU16(uint16_t*, U32, lanes)
-//     U32 LoadU8(const uint8_t*, lanes)        void StoreU8(uint8_t*, U32, lanes)
-//                                 loads extend with zeros; stores take codes that
-//                                 fit their element
+//     F32 LoadF32(const float*, lanes)       StoreF32(float*, F32, lanes)
+//     U32 LoadU16(const uint16_t*, lanes)    StoreU16(uint16_t*, U32, lanes)
+//     U32 LoadU8(const uint8_t*, lanes)      StoreU8(uint8_t*, U32, lanes)
+//                              loads extend with zeros; stores take codes that
+//                              fit their element
 //   fp32, each rounded once in the environment of the call
 //     F32 Set(float)   Add(a, b)   Mul(a, b)   Div(a, b)   Sqrt(a)
-//     F32 Fma(a, b, c)            a * b + c, fused
+//     F32 Fma(a, b, c)         a * b + c, fused
 //   uint32
 //     U32 SetU32(uint32_t)   Add(a, b)   Sub(a, b)   And(a, b)   Or(a, b)
 //     U32 ShiftLeft<n>(a)   ShiftRight<n>(a)    logical
-//     Mask Greater(a, b)          a > b, for values below 2^31
-//     U32 Select(mask, a, b)      a where the mask is set, else b
-//     U32 Max(a, b)               for values below 2^31
-//     uint32_t ReduceMax(a)       over all lanes
+//     Mask Greater(a, b)       a > b, for values below 2^31
+//     U32 Select(mask, a, b)   a where the mask is set, else b
+//     U32 Max(a, b)            for values below 2^31
+//     uint32_t ReduceMax(a)    over all lanes
 //     U32 Bits(F32)   F32 FromBits(U32)
 //   half precision
-//     bool kHardwareHalf          whether there are, for any value but NaN exact:
-//     F32 LoadHalf(const uint16_t*, lanes)   void StoreHalf(uint16_t*, F32, lanes)
-//   RowSums                       16 double accumulators, zero at first
-//     void AddSquares(int64_t j, F32 x)   adds the square of lane k, in double, to
-//                                 accumulator j + k, for all lanes k < 16
-//     void Store(double sums[16])
+//     bool kHardwareHalf       whether these exist, exact for all but NaN:
+//     F32 LoadHalf(const uint16_t*, lanes)   StoreHalf(uint16_t*, F32, lanes)
+//   RowSums                    16 double accumulators, zero at first
+//     AddSquares(int64_t j, F32 x)   adds the square of lane k, in double, to
+//                              accumulator j + k, for all lanes k < 16
+//     Store(double sums[16])
 
 #ifndef ONEPASS_KERNELS_GENERIC_KERNEL_H_
 #define ONEPASS_KERNELS_GENERIC_KERNEL_H_

@@ -1,5 +1,6 @@
-// What is taken leaf by leaf: the sum of squares (with the squares of a leaf added
-// in one fixed order, on every instruction set) and the largest magnitude.
+// What is taken leaf by leaf: the sum of squares (with the squares of a leaf
+// added in one fixed order, on every instruction set) and the largest
+// magnitude.
 
 #ifndef ONEPASS_KERNELS_GENERIC_LEAF_H_
 #define ONEPASS_KERNELS_GENERIC_LEAF_H_
@@ -15,9 +16,9 @@ namespace generic {
 // Accumulators of a leaf: element j goes to accumulator j % kRow.
 inline constexpr int kRow = 16;
 
-// Calls load(i, lanes) -> fp32 lanes for all elements of [begin, end), at most a
-// leaf, and returns the sum of their squares. The rows are walked in steps of a
-// vector, or of the part of a longer one that a row fills.
+// Calls load(i, lanes) -> fp32 lanes for all elements of [begin, end), at most
+// a leaf, and returns the sum of their squares. The rows are walked in steps of
+// a vector, or of the part of a longer one that a row fills.
 template <typename T, typename LoadLanes>
 ONEPASS_INLINE double LeafSum(int64_t begin, int64_t end,
                               const LoadLanes& load) {

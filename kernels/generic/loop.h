@@ -1,5 +1,5 @@
-// The walk over a span: whole blocks of vectors, then the rest with lanes masked. A
-// tail is the same formula on fewer lanes, never another one.
+// The walk over a span: whole blocks of vectors, then the rest with lanes
+// masked. A tail is the same formula on fewer lanes, never another one.
 
 #ifndef ONEPASS_KERNELS_GENERIC_LOOP_H_
 #define ONEPASS_KERNELS_GENERIC_LOOP_H_

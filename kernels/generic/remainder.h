@@ -21,11 +21,10 @@ void SplitRemainder(const SplitRemainderArgs& args) {
     const auto bits = T::Bits(T::LoadF32(a.master + i, lanes));
     const auto negative =
         T::And(T::template ShiftRight<15>(bits), T::SetU32(1));
-    T::StoreU16(
-        a.param + i,
-        T::And(T::Add(T::template ShiftRight<16>(bits), negative),
-               T::SetU32(0xffff)),
-        lanes);
+    T::StoreU16(a.param + i,
+                T::And(T::Add(T::template ShiftRight<16>(bits), negative),
+                       T::SetU32(0xffff)),
+                lanes);
     T::StoreU16(remainder + i, T::And(bits, T::SetU32(0xffff)), lanes);
   });
 }
@@ -36,8 +35,8 @@ void JoinRemainder(const JoinRemainderArgs& args) {
   const auto* remainder = reinterpret_cast<const uint16_t*>(a.remainder);
   ForEachVector<T>(a.numel, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
     const auto low = T::LoadU16(remainder + i, lanes);
-    const auto high = T::Sub(T::LoadU16(a.param + i, lanes),
-                             T::template ShiftRight<15>(low));
+    const auto high =
+        T::Sub(T::LoadU16(a.param + i, lanes), T::template ShiftRight<15>(low));
     T::StoreF32(a.master + i,
                 T::FromBits(T::Or(T::template ShiftLeft<16>(high), low)),
                 lanes);

@@ -28,9 +28,8 @@ template <typename T, DType type>
 
 template <typename T>
 void SquaredNorm(const SquaredNormArgs& args) {
-  using D = DType;
-  WithDType<D::kFloat32, D::kBFloat16, D::kFloat16>(
-      args.type, [&](auto type) { SquaredNormLoop<T, type.value>(args); });
+  WithDType(GradientTypes{}, args.type,
+            [&](auto type) { SquaredNormLoop<T, type.value>(args); });
 }
 
 }  // namespace generic

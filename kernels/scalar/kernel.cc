@@ -1,8 +1,8 @@
 // One lane, for every architecture: the reference that the others are held to.
 
-#include <cstdint>
-
 #include "kernels/generic/kernel.h"
+
+#include <cstdint>
 
 namespace onepass {
 namespace {
@@ -43,21 +43,12 @@ struct Scalar {
   ONEPASS_INLINE static F32 Add(F32 a, F32 b) { return a + b; }
   ONEPASS_INLINE static F32 Mul(F32 a, F32 b) { return a * b; }
   ONEPASS_INLINE static F32 Div(F32 a, F32 b) { return a / b; }
-  ONEPASS_INLINE static F32 Sqrt(F32 a) {
-#if defined(__x86_64__)
-    // Without the call for negative arguments that sets errno.
-    F32 root;
-    asm("sqrtss %1, %0" : "=x"(root) : "x"(a));
-    return root;
-#else
-    return __builtin_sqrtf(a);
-#endif
-  }
+  ONEPASS_INLINE static F32 Sqrt(F32 a) { return __builtin_sqrtf(a); }
 
-  // Where the build has no fma instruction: the product of two floats is exact in
-  // double, its sum with a third float is rounded to odd there, and a value of 53
-  // bits rounded to odd rounds to 24 bits as the exact one does (Boldo and
-  // Melquiond 2008). Far cheaper than the call to libm.
+  // Where the build has no fma instruction: the product of two floats is exact
+  // in double, its sum with a third float is rounded to odd there, and a value
+  // of 53 bits rounded to odd rounds to 24 bits as the exact one does (Boldo
+  // and Melquiond 2008). Far cheaper than the call to libm.
   ONEPASS_INLINE static F32 Fma(F32 a, F32 b, F32 c) {
 #ifdef __FP_FAST_FMAF
     return __builtin_fmaf(a, b, c);
@@ -67,8 +58,8 @@ struct Scalar {
     double sum = product + addend;
     // What rounding lost (Knuth's two-sum), NaN where the sum is not finite.
     const double virtual_addend = sum - product;
-    const double lost = (product - (sum - virtual_addend)) +
-                        (addend - virtual_addend);
+    const double lost =
+        (product - (sum - virtual_addend)) + (addend - virtual_addend);
     uint64_t bits;
     __builtin_memcpy(&bits, &sum, sizeof(bits));
     if ((lost < 0 || lost > 0) && (bits & 1) == 0) {
