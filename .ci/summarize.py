@@ -21,8 +21,9 @@ import xml.etree.ElementTree as ElementTree
 
 
 def read_events(path):
-    """Returns ({label of a test target: [paths of its test.xml]}, labels that failed)."""
-    xml_files, failed = {}, set()
+    """Returns ({label of a test target: [paths of its test.xml]}, labels that failed, and those that
+    are not for this platform)."""
+    xml_files, failed, incompatible = {}, set(), set()
     for line in path.read_text().splitlines():
         event = json.loads(line)
         event_id = event["id"]
@@ -33,8 +34,11 @@ def read_events(path):
             elif event["configured"]["targetKind"].endswith("_test rule"):
                 xml_files.setdefault(label, [])
         elif "targetCompleted" in event_id:
-            if not event.get("completed", {}).get("success"):
-                failed.add(event_id["targetCompleted"]["label"])
+            label = event_id["targetCompleted"]["label"]
+            if event.get("aborted", {}).get("reason") == "SKIPPED":
+                incompatible.add(label)
+            elif not event.get("completed", {}).get("success"):
+                failed.add(label)
         elif "testResult" in event_id:
             label = event_id["testResult"]["label"]
             result = event["testResult"]
@@ -45,7 +49,7 @@ def read_events(path):
                 for output in result.get("testActionOutput", [])
                 if output["name"] == "test.xml"
             )
-    return xml_files, failed
+    return xml_files, failed, incompatible
 
 
 def read_cases(label, xml_file):
@@ -86,7 +90,9 @@ def main():
             if fields and fnmatch.fnmatchcase(args.name, fields[0]):
                 expected.append(fields[1].strip())
 
-    xml_files, failed_labels = read_events(args.events) if args.events.exists() else ({}, set())
+    xml_files, failed_labels, incompatible = (
+        read_events(args.events) if args.events.exists() else ({}, set(), set())
+    )
     count = {"passed": 0, "failed": 0, "skipped": 0}
 
     def fail(what):
@@ -96,6 +102,8 @@ def main():
     matched = set()
     for label in sorted(set(xml_files) | failed_labels):
         cases = [c for f in xml_files.get(label, []) if f.exists() for c in read_cases(label, f)]
+        if label in incompatible:
+            cases = [(label, "skipped", "not for this platform")]
         for name, outcome, reason in cases:
             if outcome == "failed":
                 fail(name)

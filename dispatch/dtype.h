@@ -43,9 +43,15 @@ class DTypeSet {
   constexpr bool Contains(DType type) const { return (bits_ & Bit(type)) != 0; }
   constexpr bool empty() const { return bits_ == 0; }
 
+  friend constexpr bool operator==(DTypeSet a, DTypeSet b) {
+    return a.bits_ == b.bits_;
+  }
+
  private:
   static constexpr uint32_t Bit(DType type) {
-    return uint32_t{1} << static_cast<uint32_t>(type);
+    // Values that are no type are in no set.
+    const uint32_t value = static_cast<uint32_t>(type);
+    return value < 32 ? uint32_t{1} << value : 0;
   }
 
   uint32_t bits_ = 0;

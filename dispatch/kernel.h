@@ -4,8 +4,8 @@
 // instruction set. Everything here is plain data, so that a kernel's source can
 // include it without pulling in a single function of the standard library.
 //
-//   const Kernel kMine = {"mine", /*rank=*/500, &MineSupported,
-//                         {DType::kFloat32}, {DType::kFloat32}, {},
+//   const Kernel kMine = {"mine",         /*rank=*/500, &MineSupported,
+//                         kGradientTypes, kMomentTypes, kCopyTypes,
 //                         &kMineOperations};
 //   RETURN_IF_ERROR(dispatcher.Register(kMine));
 //
@@ -18,7 +18,8 @@
 //
 // To add an instruction set, see CONTRIBUTING.md. To add an operation: its
 // argument struct and field here, one header in kernels/generic/, its name in
-// `Dispatcher::Register`, its checked form in dispatch/operations.h.
+// FirstNullOperation of dispatch/dispatcher.cc, its checked form in
+// dispatch/operations.h.
 
 #ifndef ONEPASS_DISPATCH_KERNEL_H_
 #define ONEPASS_DISPATCH_KERNEL_H_
@@ -39,6 +40,12 @@ inline constexpr int64_t LeafCount(int64_t numel) {
   return numel / kLeafNumel + (numel % kLeafNumel != 0);
 }
 
+// Types that the built-in kernels take.
+inline constexpr DTypeSet kGradientTypes = {DType::kFloat32, DType::kBFloat16,
+                                            DType::kFloat16};
+inline constexpr DTypeSet kMomentTypes = {DType::kFloat32, DType::kBFloat16};
+inline constexpr DTypeSet kCopyTypes = {DType::kBFloat16, DType::kFloat16};
+
 enum class WeightDecay : uint8_t {
   kNone,
   // Added to the gradient before the moments: g += weight_decay * p.
@@ -51,16 +58,16 @@ enum class WeightDecay : uint8_t {
 // once to the fp32 values every kernel uses. offload/adam_options.h computes
 // it.
 struct AdamConstants {
-  float beta1;
-  float beta2;
-  float one_minus_beta1;
-  float one_minus_beta2;
-  float eps;
-  float weight_decay;
-  float step_size;         // -lr / (1 - beta1^t)
-  float bias_correction2;  // 1 / sqrt(1 - beta2^t)
-  float decay;             // -lr * weight_decay, for WeightDecay::kAdamW
-  WeightDecay decay_mode;
+  float beta1 = 0;
+  float beta2 = 0;
+  float one_minus_beta1 = 1;
+  float one_minus_beta2 = 1;
+  float eps = 0;
+  float weight_decay = 0;
+  float step_size = 0;         // -lr / (1 - beta1^t)
+  float bias_correction2 = 1;  // 1 / sqrt(1 - beta2^t)
+  float decay = 0;             // -lr * weight_decay, for WeightDecay::kAdamW
+  WeightDecay decay_mode = WeightDecay::kNone;
 };
 
 // For each of `numel` elements, in fp32, every operation rounded once to
@@ -77,17 +84,17 @@ struct AdamConstants {
 //
 // m and v are rounded when they are stored in 16 bits; u uses them unrounded.
 struct AdamStepArgs {
-  int64_t numel;
-  float* param;      // in, out: fp32 master weights
-  const void* grad;  // in: grad_type
-  void* exp_avg;     // in, out: first moment, exp_avg_type
-  void* exp_avg_sq;  // in, out: second moment, exp_avg_sq_type
-  void* copy;        // out: copy_type, or null
-  DType grad_type;
-  DType exp_avg_type;
-  DType exp_avg_sq_type;
-  DType copy_type;  // of no meaning where copy is null
-  float grad_scale;
+  int64_t numel = 0;
+  float* param = nullptr;      // in, out: fp32 master weights
+  const void* grad = nullptr;  // in: grad_type
+  void* exp_avg = nullptr;     // in, out: first moment, exp_avg_type
+  void* exp_avg_sq = nullptr;  // in, out: second moment, exp_avg_sq_type
+  void* copy = nullptr;        // out: copy_type, or null
+  DType grad_type = DType::kFloat32;
+  DType exp_avg_type = DType::kFloat32;
+  DType exp_avg_sq_type = DType::kFloat32;
+  DType copy_type = DType::kBFloat16;  // of no meaning where copy is null
+  float grad_scale = 1;
   AdamConstants constants;
 };
 
@@ -97,51 +104,51 @@ struct AdamStepArgs {
 // null, takes the sums of squares of the *stored* results, one a leaf, as
 // SquaredNorm.
 struct AccumulateArgs {
-  int64_t numel;
-  const float* sum;   // in, or null
-  const void* term;   // in: term_type
-  void* out;          // out: out_type
-  double* leaf_sums;  // out: LeafCount(numel) doubles, or null
-  DType term_type;    // fp32, bf16 or fp16
-  DType out_type;     // fp32, bf16 or fp16
-  float divisor;      // 1 for all but the last term of a mean
+  int64_t numel = 0;
+  const float* sum = nullptr;         // in, or null
+  const void* term = nullptr;         // in: term_type
+  void* out = nullptr;                // out: out_type
+  double* leaf_sums = nullptr;        // out: LeafCount(numel) doubles, or null
+  DType term_type = DType::kFloat32;  // fp32, bf16 or fp16
+  DType out_type = DType::kFloat32;   // fp32, bf16 or fp16
+  float divisor = 1;                  // 1 for all but the last term of a mean
 };
 
 // out = in * factor, fp32. `out` may be `in` itself.
 struct ScaleArgs {
-  int64_t numel;
-  const float* in;
-  float* out;
-  float factor;
+  int64_t numel = 0;
+  const float* in = nullptr;
+  float* out = nullptr;
+  float factor = 1;
 };
 
 // out = in, rounded to nearest even. One of the two types is fp32, the other is
 // not. bf16 and fp16 overflow to infinity and keep subnormals; e4m3 saturates
 // to 448. NaN becomes 0x7fc0, 0x7e00, 0x7f.
 struct CastArgs {
-  int64_t numel;
-  const void* in;
-  void* out;
-  DType in_type;
-  DType out_type;
+  int64_t numel = 0;
+  const void* in = nullptr;
+  void* out = nullptr;
+  DType in_type = DType::kFloat32;
+  DType out_type = DType::kFloat32;
 };
 
 // For each leaf of x its sum of squares in double: 16 accumulators, of which
 // number j takes elements j, j + 16, ..., combined by halving (8, 4, 2, 1).
 // Infinity and NaN in a leaf make its sum infinity or NaN.
 struct SquaredNormArgs {
-  int64_t numel;
-  const void* x;      // in: type
-  double* leaf_sums;  // out: LeafCount(numel) doubles
-  DType type;         // fp32, bf16 or fp16
+  int64_t numel = 0;
+  const void* x = nullptr;       // in: type
+  double* leaf_sums = nullptr;   // out: LeafCount(numel) doubles
+  DType type = DType::kFloat32;  // fp32, bf16 or fp16
 };
 
 // For each leaf of x its largest magnitude; NaN (0x7fc00000) if it holds a NaN.
 struct AbsMaxArgs {
-  int64_t numel;
-  const void* x;       // in: type
-  float* leaf_absmax;  // out: LeafCount(numel) floats
-  DType type;          // fp32, bf16 or fp16
+  int64_t numel = 0;
+  const void* x = nullptr;       // in: type
+  float* leaf_absmax = nullptr;  // out: LeafCount(numel) floats
+  DType type = DType::kFloat32;  // fp32, bf16 or fp16
 };
 
 // Takes an fp32 master x apart: low = x & 0xffff as int16, high = x >> 16,
@@ -150,18 +157,18 @@ struct AbsMaxArgs {
 // from a cast where x lies exactly between two bf16 values (32,640 values), and
 // 131,070 NaN masters look finite or infinite in it.
 struct SplitRemainderArgs {
-  int64_t numel;
-  const float* master;  // in
-  uint16_t* param;      // out: bf16
-  int16_t* remainder;   // out
+  int64_t numel = 0;
+  const float* master = nullptr;  // in
+  uint16_t* param = nullptr;      // out: bf16
+  int16_t* remainder = nullptr;   // out
 };
 
 // The inverse: x = ((param - (remainder < 0)) << 16) | (remainder & 0xffff).
 struct JoinRemainderArgs {
-  int64_t numel;
-  const uint16_t* param;     // in: bf16
-  const int16_t* remainder;  // in
-  float* master;             // out
+  int64_t numel = 0;
+  const uint16_t* param = nullptr;     // in: bf16
+  const int16_t* remainder = nullptr;  // in
+  float* master = nullptr;             // out
 };
 
 // The code of a kernel. All pointers are set.

@@ -15,8 +15,9 @@
 namespace onepass {
 
 // Fixed-point: 640 bits from 2^-298, the square of the least subnormal float,
-// up. 618 bits hold 2^64 squares of the largest float. Trivially copyable:
-// ranks may exchange its bytes (all of one byte order).
+// up. 618 bits hold 2^64 squares of the largest float. Trivially
+// copyable: ranks of one byte order may exchange its bytes and Merge() them.
+// Equal sums may differ in their bytes: compare with ==.
 class NormSum {
  public:
   // Adds a leaf's sum of squares exactly. `leaf_sum` is a sum in double of at

@@ -138,10 +138,12 @@ TEST(NormSumTest, RoundsTiesToEven) {
     EXPECT_EQ(SumOf({even, half}).Total(), even);
     EXPECT_EQ(SumOf({odd, half}).Total(), at(0x1p53 + 4));
     EXPECT_EQ(SumOf({all_ones, half}).Total(), at(0x1p54));
-    if (scale == kLeast) continue;
-    const double least = std::ldexp(1, kLeast);  // far below
-    EXPECT_EQ(SumOf({even, half, least}).Total(), at(0x1p53 + 2));
-    EXPECT_EQ(SumOf({even, at(0.5), at(0.25), least}).Total(), even);
+    // One digit more, wherever it stands, and it is no tie.
+    for (int place = scale - 1; place >= kLeast; --place) {
+      const double more = std::ldexp(1, place);
+      ASSERT_EQ(SumOf({even, half, more}).Total(), at(0x1p53 + 2)) << place;
+      ASSERT_EQ(SumOf({even, more}).Total(), even) << place;
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <string>
@@ -15,10 +16,10 @@
 namespace onepass {
 namespace {
 
-constexpr DTypeSet kGradientTypes = {DType::kFloat32, DType::kBFloat16,
-                                     DType::kFloat16};
+constexpr DTypeSet kAnyType = {DType::kFloat32, DType::kBFloat16,
+                               DType::kFloat16, DType::kFloat8E4M3};
 
-// One span of an operation. `bytes` is what `numel` elements take.
+// One span of an operation.
 struct Span {
   absl::string_view name;
   const void* data;
@@ -31,14 +32,6 @@ struct Span {
 
 absl::Status Invalid(absl::string_view operation, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(operation, ": ", problem));
-}
-
-// `a` and `b` of the same number of bytes or not; both not empty.
-bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
-  const uintptr_t x = reinterpret_cast<uintptr_t>(a);
-  const uintptr_t y = reinterpret_cast<uintptr_t>(b);
-  return x < y ? y - x < static_cast<uintptr_t>(a_bytes)
-               : x - y < static_cast<uintptr_t>(b_bytes);
 }
 
 absl::Status CheckSpans(absl::string_view operation, int64_t numel,
@@ -68,8 +61,8 @@ absl::Status CheckSpans(absl::string_view operation, int64_t numel,
     if (!a.written) continue;
     for (const Span& b : spans) {
       if (&a == &b || (a.may_equal == b.name && a.data == b.data)) continue;
-      if (Overlap(a.data, numel * a.element_bytes, b.data,
-                  numel * b.element_bytes)) {
+      if (MemoryOverlaps(a.data, numel * a.element_bytes, b.data,
+                         numel * b.element_bytes)) {
         return Invalid(operation, absl::StrCat(a.name, " overlaps ", b.name));
       }
     }
@@ -96,6 +89,37 @@ absl::Status CheckFinite(absl::string_view operation, absl::string_view name,
   if (std::isfinite(value)) return absl::OkStatus();
   return Invalid(operation, absl::StrCat(name, " is ", value,
                                          ", expected a finite number"));
+}
+
+// Whether the constants can be those of a step; offload/adam_options.h makes
+// none that cannot.
+absl::Status CheckConstants(absl::string_view operation,
+                            const AdamConstants& c) {
+  const struct {
+    absl::string_view name;
+    float value;
+  } constants[] = {{"constants.beta1", c.beta1},
+                   {"constants.beta2", c.beta2},
+                   {"constants.one_minus_beta1", c.one_minus_beta1},
+                   {"constants.one_minus_beta2", c.one_minus_beta2},
+                   {"constants.eps", c.eps},
+                   {"constants.weight_decay", c.weight_decay},
+                   {"constants.step_size", c.step_size},
+                   {"constants.bias_correction2", c.bias_correction2},
+                   {"constants.decay", c.decay}};
+  for (const auto& constant : constants) {
+    absl::Status status = CheckFinite(operation, constant.name, constant.value);
+    if (!status.ok()) return status;
+  }
+  switch (c.decay_mode) {
+    case WeightDecay::kNone:
+    case WeightDecay::kL2:
+    case WeightDecay::kAdamW:
+      return absl::OkStatus();
+  }
+  return Invalid(operation, absl::StrCat("constants.decay_mode is ",
+                                         static_cast<int>(c.decay_mode),
+                                         ", expected a WeightDecay"));
 }
 
 // `elements` elements of `type` further on.
@@ -140,6 +164,15 @@ void AddLeafSums(
 
 }  // namespace
 
+bool MemoryOverlaps(const void* a, int64_t a_bytes, const void* b,
+                    int64_t b_bytes) {
+  if (a_bytes == 0 || b_bytes == 0) return false;
+  const uintptr_t x = reinterpret_cast<uintptr_t>(a);
+  const uintptr_t y = reinterpret_cast<uintptr_t>(b);
+  return x < y ? y - x < static_cast<uintptr_t>(a_bytes)
+               : x - y < static_cast<uintptr_t>(b_bytes);
+}
+
 absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args) {
   constexpr absl::string_view kName = "adam_step";
   ONEPASS_RETURN_IF_ERROR(
@@ -149,6 +182,7 @@ absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args) {
   ONEPASS_RETURN_IF_ERROR(CheckType(kName, "exp_avg_sq_type",
                                     args.exp_avg_sq_type, kernel.moment_types));
   ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "grad_scale", args.grad_scale));
+  ONEPASS_RETURN_IF_ERROR(CheckConstants(kName, args.constants));
   const Span param = {"param", args.param, sizeof(float), true};
   const Span grad = {"grad", args.grad, ByteSize(args.grad_type)};
   const Span exp_avg = {"exp_avg", args.exp_avg, ByteSize(args.exp_avg_type),
@@ -194,7 +228,13 @@ absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
   ONEPASS_RETURN_IF_ERROR(
       CheckType(kName, "out_type", args.out_type, kGradientTypes));
   ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "divisor", args.divisor));
-  if (args.divisor == 0) return Invalid(kName, "divisor is 0");
+  // By its bits: where the caller reads subnormals as zero, a comparison would.
+  uint32_t divisor_bits;
+  std::memcpy(&divisor_bits, &args.divisor, sizeof(divisor_bits));
+  if (divisor_bits << 1 == 0) return Invalid(kName, "divisor is 0");
+  if (args.leaf_sums != nullptr) {
+    return Invalid(kName, "leaf_sums is set, expected null: pass a NormSum");
+  }
   const Span out = {"out", args.out, ByteSize(args.out_type), true,
                     args.out_type == DType::kFloat32 ? "sum" : ""};
   const Span term = {"term", args.term, ByteSize(args.term_type)};
@@ -241,6 +281,9 @@ absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
 absl::Status Cast(const Kernel& kernel, ThreadPool& pool,
                   const CastArgs& args) {
   constexpr absl::string_view kName = "cast";
+  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "in_type", args.in_type, kAnyType));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckType(kName, "out_type", args.out_type, kAnyType));
   if ((args.in_type == DType::kFloat32) == (args.out_type == DType::kFloat32)) {
     return Invalid(
         kName, absl::StrCat("from ", Name(args.in_type), " to ",
@@ -281,8 +324,9 @@ absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
       CheckSpans(kName, LeafCount(args.numel),
                  {Span{"leaf_absmax", args.leaf_absmax, sizeof(float), true}}));
   if (args.numel > 0 &&
-      Overlap(args.x, args.numel * ByteSize(args.type), args.leaf_absmax,
-              LeafCount(args.numel) * static_cast<int64_t>(sizeof(float)))) {
+      MemoryOverlaps(
+          args.x, args.numel * ByteSize(args.type), args.leaf_absmax,
+          LeafCount(args.numel) * static_cast<int64_t>(sizeof(float)))) {
     return Invalid(kName, "leaf_absmax overlaps x");
   }
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {

@@ -26,6 +26,10 @@
 
 namespace onepass {
 
+// Whether two stretches of memory share a byte.
+bool MemoryOverlaps(const void* a, int64_t a_bytes, const void* b,
+                    int64_t b_bytes);
+
 absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
                       const AdamStepArgs& args);
 // The checks of AdamStep alone.
@@ -34,8 +38,8 @@ absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args);
 AdamStepArgs AdamStepPart(const AdamStepArgs& args, int64_t offset,
                           int64_t numel);
 
-// `args.leaf_sums` is ignored: pass `sum` instead, or null. The squares of the
-// stored results are added to it.
+// The squares of the stored results are added to `sum` where it is not null;
+// `args.leaf_sums` is to be null.
 absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
                         const AccumulateArgs& args, NormSum* sum = nullptr);
 

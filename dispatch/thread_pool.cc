@@ -9,6 +9,7 @@
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "dispatch/fp_environment.h"
 
 namespace onepass {
 namespace {
@@ -17,8 +18,33 @@ namespace {
 // takes 140 cycles, about what waking a sleeper costs.
 constexpr int kSpins = 200;
 
-// The pool whose work this thread is doing now.
-thread_local const ThreadPool* running_pool = nullptr;
+// The pools whose work this thread is doing now, innermost first. Frames live
+// on the thread's stack.
+struct Frame {
+  const ThreadPool* pool;
+  const Frame* outer;
+};
+thread_local const Frame* innermost_frame = nullptr;
+
+bool IsRunning(const ThreadPool* pool) {
+  for (const Frame* frame = innermost_frame; frame != nullptr;
+       frame = frame->outer) {
+    if (frame->pool == pool) return true;
+  }
+  return false;
+}
+
+// Runs a part of the work of `pool`, in the environment that computations need.
+void RunPart(const ThreadPool* pool, absl::FunctionRef<void(int)> work,
+             int worker) {
+  const Frame frame = {pool, innermost_frame};
+  innermost_frame = &frame;
+  {
+    const ScopedFpEnvironment fp;
+    work(worker);
+  }
+  innermost_frame = frame.outer;
+}
 
 void Pause() {
 #if defined(__x86_64__)
@@ -79,8 +105,10 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::Run(absl::FunctionRef<void(int)> work) {
-  if (running_pool == this || workers_.empty()) {
-    for (int worker = 0; worker < threads(); ++worker) work(worker);
+  if (workers_.empty() || IsRunning(this)) {
+    for (int worker = 0; worker < threads(); ++worker) {
+      RunPart(this, work, worker);
+    }
     return;
   }
   absl::MutexLock run_lock(&run_mutex_);
@@ -92,10 +120,7 @@ void ThreadPool::Run(absl::FunctionRef<void(int)> work) {
     absl::MutexLock lock(&sleep_mutex_);
     generation_.fetch_add(1, std::memory_order_release);
   }
-  const ThreadPool* outer = running_pool;
-  running_pool = this;
-  work(0);
-  running_pool = outer;
+  RunPart(this, work, 0);
   for (int spin = 0; spin < kSpins; ++spin) {
     if (unfinished_.load(std::memory_order_acquire) == 0) return;
     Pause();
@@ -112,8 +137,10 @@ void ThreadPool::ParallelFor(
     int64_t numel, int64_t grain,
     absl::FunctionRef<void(int64_t begin, int64_t end)> work) {
   if (numel <= 0) return;
+  grain = std::max(grain, int64_t{1});
   if (numel <= grain) {
-    work(0, numel);
+    RunPart(
+        this, [&](int) { work(0, numel); }, 0);
     return;
   }
   const int64_t grains = numel / grain + (numel % grain != 0);
@@ -139,7 +166,9 @@ void ThreadPool::AwaitGeneration(uint32_t seen) {
     std::atomic<uint32_t>* generation;
     uint32_t seen;
   } wait{&generation_, seen};
-  absl::MutexLock lock(&sleep_mutex_);
+  // As a reader, so that all sleepers are woken at once: of writers each would
+  // wake the next.
+  absl::ReaderMutexLock lock(&sleep_mutex_);
   sleep_mutex_.Await(absl::Condition(
       +[](Wait* w) {
         return w->generation->load(std::memory_order_acquire) != w->seen;
@@ -148,12 +177,11 @@ void ThreadPool::AwaitGeneration(uint32_t seen) {
 }
 
 void ThreadPool::WorkerLoop(int worker) {
-  running_pool = this;
   for (uint32_t seen = 0;; ++seen) {
     AwaitGeneration(seen);
     const absl::FunctionRef<void(int)>* work = work_;
     if (work == nullptr) return;
-    (*work)(worker);
+    RunPart(this, *work, worker);
     if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
       // The last one: the mutex makes a sleeping caller look again.
       absl::MutexLock lock(&sleep_mutex_);

@@ -50,14 +50,16 @@ class ThreadPool {
 
   // Calls work(i) once for each i in [0, threads()), number 0 on the calling
   // thread, and returns when all have returned. Calls from several threads take
-  // turns. A call from inside `work` runs all its parts on the calling worker.
-  // `work` must not throw. Allocates nothing.
+  // turns. A call from inside `work` runs all its parts on the calling worker;
+  // calls that go round through the workers of another pool wait for
+  // themselves. `work` runs in the floating-point environment of
+  // dispatch/fp_environment.h and must not throw. Allocates nothing.
   void Run(absl::FunctionRef<void(int worker)> work);
 
-  // Cuts [0, numel) into one range for each worker, at multiples of `grain`, as
-  // evenly as that allows, and calls work(begin, end) for each range that is
-  // not empty. The same numel, grain and threads give the same ranges. Work
-  // that fits into one grain runs on the calling thread alone.
+  // Cuts [0, numel) into one range for each worker, at multiples of `grain` (>=
+  // 1), as evenly as that allows, and calls work(begin, end) for each range
+  // that is not empty. The same numel, grain and threads give the same ranges.
+  // Work that fits into one grain runs on the calling thread alone.
   void ParallelFor(int64_t numel, int64_t grain,
                    absl::FunctionRef<void(int64_t begin, int64_t end)> work);
 

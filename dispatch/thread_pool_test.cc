@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "tests/allocation_counter.h"
 #include "tests/test_kernels.h"
@@ -142,6 +143,23 @@ TEST(ThreadPoolTest, OneGrainRunsOnTheCallingThread) {
   }
 }
 
+TEST(ThreadPoolTest, OneGrainWaitsForNobody) {
+  const auto pool = MakePool(2);
+  absl::Notification started;
+  absl::Notification done;
+  std::thread other([&] {
+    pool->Run([&](int worker) {
+      if (worker != 0) return;
+      started.Notify();
+      done.WaitForNotification();
+    });
+  });
+  started.WaitForNotification();
+  EXPECT_EQ(Ranges(*pool, 100, 100).size(), 1u);
+  done.Notify();
+  other.join();
+}
+
 TEST(ThreadPoolTest, NestedRunStaysOnItsWorker) {
   const auto pool = MakePool(3);
   std::atomic<int> parts{0};
@@ -162,12 +180,16 @@ TEST(ThreadPoolTest, RunInsideAnotherPoolSpreads) {
   const auto inner = MakePool(3);
   for (int i = 0; i < 100; ++i) {
     std::atomic<int> parts{0};
-    outer->Run([&](int) { inner->Run([&](int) { ++parts; }); });
+    std::atomic<int> nested{0};
+    outer->Run([&](int) {
+      inner->Run([&](int) { ++parts; });
+      outer->Run([&](int) { ++nested; });  // still known to be nested
+    });
     ASSERT_EQ(parts, 6);
-    // The outer pool is not taken for running once the inner one is done.
+    ASSERT_EQ(nested, 4);
     std::vector<std::thread::id> ids(2);
     outer->Run([&](int i) { ids[i] = std::this_thread::get_id(); });
-    ASSERT_NE(ids[0], ids[1]);
+    ASSERT_NE(ids[0], ids[1]) << "taken for nested afterwards";
   }
 }
 

@@ -23,7 +23,7 @@ _KERNEL_COPTS = NUMERICS_COPTS + [
     "//conditions:default": ["-O3"],
 })
 
-_CPUS = ["x86_64"]
+_CPUS = {kernel.cpu: None for kernel in KERNELS if kernel.cpu != None}.keys()
 
 def _symbol(name):
     return "k%sKernel" % name.capitalize()

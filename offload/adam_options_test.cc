@@ -157,7 +157,10 @@ TEST(AdamConstantsTest, BitsOfAnotherProgram) {
   };
   AdamOptions slow = WithBetas(0.999999, 0.999999);
   slow.lr = 1;
+  AdamOptions fine;
+  fine.lr = 3e-4;  // another step size where it is not rounded to fp32 first
   const Case cases[] = {
+      {fine, 5, -0x1.801598p-11f, 0x1.c50108p+3f},
       {{}, 1, -0x1.47ae1p-7f, 0x1.f9f7bap+4f},
       {{}, 2, -0x1.58ed1ep-8f, 0x1.65dcd6p+4f},
       {{}, 1000, -0x1.0624dep-10f, 0x1.41f14ep+0f},

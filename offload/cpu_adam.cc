@@ -13,6 +13,28 @@ absl::Status Annotate(const absl::Status& status, const std::string& context) {
   return absl::Status(status.code(), absl::StrCat(context, status.message()));
 }
 
+// Whether the buffer of a piece lies apart from all arrays of its span, not
+// only from the piece itself.
+absl::Status CheckApart(const AdamStepArgs& span, const void* buffer,
+                        int64_t numel) {
+  const struct {
+    const char* name;
+    const void* data;
+    DType type;
+  } arrays[] = {{"param", span.param, DType::kFloat32},
+                {"grad", span.grad, span.grad_type},
+                {"exp_avg", span.exp_avg, span.exp_avg_type},
+                {"exp_avg_sq", span.exp_avg_sq, span.exp_avg_sq_type}};
+  for (const auto& array : arrays) {
+    if (MemoryOverlaps(buffer, numel * ByteSize(span.copy_type), array.data,
+                       span.numel * ByteSize(array.type))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the buffer overlaps the span's ", array.name));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 CpuAdam::CpuAdam(const Kernel& kernel, ThreadPool& pool,
@@ -45,7 +67,8 @@ absl::Status CpuAdam::SetOptions(int group, const AdamOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status CpuAdam::Step(const AdamSpan& span, int64_t t, float grad_scale) {
+absl::Status CpuAdam::Step(const AdamSpan& span, int64_t t,
+                           float grad_scale) const {
   absl::StatusOr<AdamStepArgs> args = MakeArgs(span, t, grad_scale);
   if (!args.ok()) return args.status();
   args->copy = span.copy;
@@ -57,7 +80,7 @@ absl::Status CpuAdam::StepPieces(
     absl::FunctionRef<absl::StatusOr<void*>(const AdamPiece& piece)>
         before_piece,
     absl::FunctionRef<absl::Status(const AdamPiece& piece, void* copy)>
-        after_piece) {
+        after_piece) const {
   if (piece_numel < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("piece_numel is ", piece_numel, ", expected at least 1"));
@@ -96,6 +119,10 @@ absl::Status CpuAdam::StepPieces(
     if (*buffer == nullptr) {
       return failed(absl::InvalidArgumentError("the buffer is null"),
                     "before_piece", offset);
+    }
+    if (absl::Status status = CheckApart(*args, *buffer, piece.numel);
+        !status.ok()) {
+      return failed(status, "before_piece", offset);
     }
     AdamStepArgs part = AdamStepPart(*args, offset, piece.numel);
     part.copy = *buffer;

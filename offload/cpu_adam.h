@@ -83,7 +83,7 @@ class CpuAdam {
   // InvalidArgument, with nothing changed: a bad span (see AdamStep in
   // dispatch/operations.h), an unknown group, t below 1, a grad_scale that is
   // not finite, a copy type that the kernel has not.
-  absl::Status Step(const AdamSpan& span, int64_t t, float grad_scale);
+  absl::Status Step(const AdamSpan& span, int64_t t, float grad_scale) const;
 
   // The same in pieces of `piece_numel` elements, rounded down to a multiple of
   // block_numel() but at least one block; the last may be shorter. Before each
@@ -93,14 +93,15 @@ class CpuAdam {
   // of offset, never for an empty piece. `span.copy` must be null.
   //
   // An error of a callback or an unusable buffer ends the step at once and is
-  // returned; its message then says up to which element the span was updated.
+  // returned; its message then says up to which element the span was updated:
+  // every piece that `after_piece` was called for.
   // All other errors come before anything is changed, as in Step().
   absl::Status StepPieces(
       const AdamSpan& span, int64_t t, float grad_scale, int64_t piece_numel,
       absl::FunctionRef<absl::StatusOr<void*>(const AdamPiece& piece)>
           before_piece,
       absl::FunctionRef<absl::Status(const AdamPiece& piece, void* copy)>
-          after_piece);
+          after_piece) const;
 
  private:
   CpuAdam(const Kernel& kernel, ThreadPool& pool,

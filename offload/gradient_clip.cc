@@ -17,13 +17,32 @@ constexpr double kNormSlack = 1e-6;
   norm = std::sqrt(total);
 }
 
-[[gnu::noinline]] void Factor(const double& norm, const double& max_norm,
-                              const double& loss_scale, float& factor) {
+[[gnu::noinline]] absl::Status Factor(const double& norm,
+                                      const double& max_norm,
+                                      const double& loss_scale, float& factor) {
+  if (!std::isfinite(norm) || norm < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradient norm is ", norm, ", expected a finite number of at least 0"));
+  }
+  if (!std::isfinite(max_norm) || max_norm < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_norm is ", max_norm, ", expected a finite number of at least 0"));
+  }
+  if (!std::isfinite(loss_scale) || loss_scale <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "loss_scale is ", loss_scale, ", expected a finite number above 0"));
+  }
   double clip = 1;
   if (max_norm > 0) {
     clip = std::max((norm / loss_scale + kNormSlack) / max_norm, 1.0);
   }
   factor = static_cast<float>(1 / (clip * loss_scale));
+  if (!std::isfinite(factor) || factor == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the clip factor is ", factor, " in fp32 for norm ", norm,
+                     ", max_norm ", max_norm, ", loss_scale ", loss_scale));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -38,21 +57,10 @@ double GradientNorm(const NormSum& sum) {
 
 absl::StatusOr<float> ClipFactor(double norm, double max_norm,
                                  double loss_scale) {
-  if (!std::isfinite(norm) || norm < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gradient norm is ", norm, ", expected a finite number of at least 0"));
-  }
-  if (!std::isfinite(max_norm) || max_norm < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "max_norm is ", max_norm, ", expected a finite number of at least 0"));
-  }
-  if (!std::isfinite(loss_scale) || loss_scale <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "loss_scale is ", loss_scale, ", expected a finite number above 0"));
-  }
   float factor;
   const ScopedFpEnvironment fp;
-  Factor(norm, max_norm, loss_scale, factor);
+  absl::Status status = Factor(norm, max_norm, loss_scale, factor);
+  if (!status.ok()) return status;
   return factor;
 }
 

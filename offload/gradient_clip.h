@@ -1,6 +1,6 @@
 // The factor that every gradient is multiplied by in the step.
 //
-//   ASSIGN_OR_RETURN(const double norm, GradientNorm(sum));
+//   const double norm = GradientNorm(sum);
 //   ASSIGN_OR_RETURN(const float factor, ClipFactor(norm, max_norm));
 
 #ifndef ONEPASS_OFFLOAD_GRADIENT_CLIP_H_
@@ -19,7 +19,8 @@ double GradientNorm(const NormSum& sum);
 // rounded once to fp32 (the rule of DeepSpeed's ZeRO-3). `norm` is that of the
 // gradients as they are, still scaled. InvalidArgument: a norm that is not
 // finite (such a step is to be skipped), a negative or non-finite max_norm, a
-// loss_scale that is not a finite number above 0.
+// loss_scale that is not a finite number above 0, or a factor that fp32 cannot
+// hold: 0 or infinite.
 absl::StatusOr<float> ClipFactor(double norm, double max_norm,
                                  double loss_scale = 1);
 

@@ -28,7 +28,7 @@ std::string KernelName(const testing::TestParamInfo<const Kernel*>& info);
 
 // Long tests try every LongTestStride()-th case: 1 in the default
 // configuration, kReducedStride where the same cases are tried again with a
-// pinned kernel, or slowly, under a sanitizer.
+// pinned kernel, or slowly, under a sanitizer or without optimisation.
 inline constexpr int64_t kReducedStride = 257;
 int64_t LongTestStride();
 

@@ -73,24 +73,39 @@ std::string DescribeExtras(const CLI::App& root) {
   const std::vector<CLI::App*> chosen = root.get_subcommands();
   const CLI::App& app = chosen.empty() ? root : *chosen.front();
   std::vector<std::string> extras = app.remaining();
-  // Before the subcommand, if not after it.
-  const bool own = !extras.empty();
-  if (!own) extras = root.remaining();
+  const bool misplaced = extras.empty();  // before the subcommand
+  if (misplaced) extras = root.remaining();
+  const std::string& first = extras.front();
+  if (chosen.empty() && !absl::StartsWith(first, "-")) {
+    return absl::StrCat("unknown subcommand ", first,
+                        DidYouMean(first, SubcommandNames(root)));
+  }
   // A value that follows an unknown flag is not what the user got wrong.
   const auto flag = std::find_if(
       extras.begin(), extras.end(),
       [](const std::string& extra) { return absl::StartsWith(extra, "-"); });
-  if (chosen.empty() && !absl::StartsWith(extras.front(), "-")) {
-    return absl::StrCat("unknown subcommand ", extras.front(),
-                        DidYouMean(extras.front(), SubcommandNames(root)));
-  }
-  if (flag == extras.end()) {
-    return absl::StrCat("unexpected argument ", extras.front());
-  }
+  if (flag == extras.end()) return absl::StrCat("unexpected argument ", first);
   const std::string name = flag->substr(0, flag->find('='));
-  return absl::StrCat("unknown flag ", name,
-                      own ? "" : absl::StrCat(" before ", app.get_name()),
-                      DidYouMean(name, FlagNames(app)));
+  const std::vector<std::string> known = FlagNames(app);
+  if (misplaced && std::count(known.begin(), known.end(), name) > 0) {
+    return absl::StrCat(name, " must come after ", app.get_name());
+  }
+  return absl::StrCat("unknown flag ", name, DidYouMean(name, known));
+}
+
+// CLI11 says what it missed in its own terms ("1 required TEXT missing").
+std::string DescribeMismatch(const std::string& what) {
+  const std::string flag = what.substr(0, what.find_first_of(": "));
+  if (absl::EndsWith(what, " missing")) {
+    return absl::StrCat(flag, " has no value");
+  }
+  if (absl::StrContains(what, ": At Most ")) {
+    return absl::StrCat(flag, " is given more than once");
+  }
+  if (absl::EndsWith(what, " flag override")) {
+    return absl::StrCat("--", flag, " takes no value");
+  }
+  return what;
 }
 
 int UsageError(absl::string_view problem, absl::string_view command,
@@ -167,6 +182,8 @@ int RunCommandLine(absl::Span<const CommandFactory> commands,
     return out.good() ? kExitSuccess : kExitFailure;
   } catch (const CLI::ExtrasError&) {
     problem = DescribeExtras(root);
+  } catch (const CLI::ArgumentMismatch& error) {
+    problem = DescribeMismatch(error.what());
   } catch (const CLI::ParseError& error) {
     problem = error.what();
   }

@@ -18,7 +18,7 @@
 
 namespace onepass {
 
-const char kGoldenDigest[] = "194387f56b0b74b8";
+const char kGoldenDigest[] = "9f7fc6751c356f21";
 
 namespace {
 
@@ -218,8 +218,8 @@ class Workload {
   absl::Status RunAdamCase(const AdamCase& adam_case) {
     constexpr int kSteps = 3;
     constexpr double kBeta1[] = {0.9, 0.95, 0.8, 0, 0.99};
-    constexpr double kBeta2[] = {0.999, 0.95, 0.9999, 0.5};
-    constexpr int64_t kFirstStep[] = {1, 10, 1, 1000, 3, 1, 1234567};
+    constexpr double kBeta2[] = {0.999, 0.95, 0.999999, 0.5};
+    constexpr int64_t kFirstStep[] = {1, 10, 1, 1000, 3, 1, 1095904};
     const int c = adam_case.number;
     const bool wide = c % 2 == 0;
     const bool non_finite = adam_case.non_finite;
@@ -264,20 +264,15 @@ class Workload {
       span.exp_avg_sq_type = exp_avg_sq.type;
       const int64_t t = kFirstStep[c % 7] + s;
       const float grad_scale = static_cast<float>(1.0 / (3 + 2 * c));
-      if (adam_case.copy == 0) {
-        absl::Status status = adam->Step(span, t, grad_scale);
-        if (!status.ok()) return status;
-      }
-      Array copy(kCopyTypes[std::max(adam_case.copy - 1, 0)],
-                 adam_case.copy == 0 ? 0 : numel);
-      if (adam_case.copy != 0) {
-        absl::Status status = StepWithCopy(*adam, span, t, grad_scale, copy);
-        if (!status.ok()) return status;
-      }
+      Array copy(kCopyTypes[std::max(adam_case.copy - 1, 0)], numel);
+      absl::Status status =
+          adam_case.copy == 0 ? adam->Step(span, t, grad_scale)
+                              : StepWithCopy(*adam, span, t, grad_scale, copy);
+      if (!status.ok()) return status;
       digest_.AddCanonical(param);
       digest_.AddCanonical(exp_avg);
       digest_.AddCanonical(exp_avg_sq);
-      digest_.Add(copy);
+      if (adam_case.copy != 0) digest_.Add(copy);
     }
     return absl::OkStatus();
   }

@@ -4,9 +4,9 @@
 // direct connections).
 //
 //   LanguageModel model(options, /*max_batch=*/64, *pool);
-//   model.Initialize(seed, weights);   // weights[i] belongs to
-//   model.layers()[i] double loss = model.ForwardBackward(text, positions,
-//   weights, gradients);
+//   model.Initialize(seed, weights);  // weights[i] is of model.layers()[i]
+//   double loss =
+//       model.ForwardBackward(text, positions, weights, gradients);
 //
 // The same inputs give the same bits for any number of threads: work is cut
 // into tiles of fixed size, and each tile adds in a fixed order. To change the
@@ -29,10 +29,10 @@ namespace onepass {
 
 // All at least 1.
 struct LanguageModelOptions {
-  int64_t context = 16;    // preceding bytes that the model sees
+  int64_t context = 8;     // preceding bytes that the model sees
   int64_t embedding = 16;  // width of a byte's vector
   int64_t hidden = 256;    // width of a hidden layer
-  int64_t layers = 1;      // hidden layers
+  int64_t layers = 2;      // hidden layers
 };
 
 // The parameters of a layer: one matrix, column by column. In all layers but

@@ -93,7 +93,7 @@ struct Interval {
 
 class TrainCommand : public Command {
  public:
-  TrainCommand() { options_.steps = 2000; }
+  TrainCommand() { options_.steps = 2500; }
 
   const char* name() const override { return "train"; }
   const char* summary() const override {

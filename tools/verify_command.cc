@@ -22,10 +22,12 @@
 namespace onepass {
 namespace {
 
-// One thread, as many as divide the work evenly, and one that does not.
-constexpr int kThreads[] = {1, 2, 5};
-// One call, pieces of a block or so, and pieces that cut leaves.
-constexpr int64_t kPieces[] = {0, 64, 1000};
+// One thread and several, as many as divide the work evenly and as do not; one
+// call, pieces of a block or so, and pieces that cut leaves.
+constexpr struct {
+  int threads;
+  int64_t piece_numel;
+} kRuns[] = {{1, 0}, {2, 64}, {5, 1000}};
 
 class VerifyCommand : public Command {
  public:
@@ -49,31 +51,29 @@ class VerifyCommand : public Command {
     int different = 0;
     for (const KernelReport& report : choice->dispatcher.Report()) {
       if (!report.supported) continue;
-      for (const int threads : kThreads) {
+      for (const auto [threads, piece_numel] : kRuns) {
         const absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
             ThreadPool::Create({threads});
         if (!pool.ok()) return pool.status();
-        for (const int64_t piece_numel : kPieces) {
-          const char* kernel = report.kernel->name;
-          const absl::StatusOr<std::string> digest =
-              RunGoldenWorkload(*report.kernel, **pool, piece_numel);
-          if (!digest.ok()) {
-            return absl::Status(digest.status().code(),
-                                absl::StrCat("kernel ", kernel, ": ",
-                                             digest.status().message()));
-          }
-          ++runs;
-          const bool identical = *digest == golden_;
-          if (!identical) ++different;
-          results.push_back({{"kernel", kernel},
-                             {"threads", threads},
-                             {"piece_numel", piece_numel},
-                             {"digest", *digest}});
-          if (!json_) {
-            out << absl::StreamFormat(
-                "%s  %-10s threads %d  piece_numel %4d  %s\n", *digest, kernel,
-                threads, piece_numel, identical ? "same" : "DIFFERENT");
-          }
+        const char* kernel = report.kernel->name;
+        const absl::StatusOr<std::string> digest =
+            RunGoldenWorkload(*report.kernel, **pool, piece_numel);
+        if (!digest.ok()) {
+          return absl::Status(
+              digest.status().code(),
+              absl::StrCat("kernel ", kernel, ": ", digest.status().message()));
+        }
+        ++runs;
+        const bool identical = *digest == golden_;
+        if (!identical) ++different;
+        results.push_back({{"kernel", kernel},
+                           {"threads", threads},
+                           {"piece_numel", piece_numel},
+                           {"digest", *digest}});
+        if (!json_) {
+          out << absl::StreamFormat(
+              "%s  %-10s threads %d  piece_numel %4d  %s\n", *digest, kernel,
+              threads, piece_numel, identical ? "same" : "DIFFERENT");
         }
       }
     }

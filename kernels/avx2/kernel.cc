@@ -171,6 +171,7 @@ struct Avx2 {
 
 }  // namespace
 
-extern const KernelOperations kAvx2Operations = generic::MakeOperations<Avx2>();
+extern constexpr KernelOperations kAvx2Operations =
+    generic::MakeOperations<Avx2>();
 
 }  // namespace onepass

@@ -11,9 +11,9 @@ extern const Kernel kAvx2Kernel = {
     "avx2",
     /*rank=*/200,
     /*supported=*/[] { return DetectCpu().avx2; },
-    /*gradient_types=*/{DType::kFloat32, DType::kBFloat16, DType::kFloat16},
-    /*moment_types=*/{DType::kFloat32, DType::kBFloat16},
-    /*copy_types=*/{DType::kBFloat16, DType::kFloat16},
+    kGradientTypes,
+    kMomentTypes,
+    kCopyTypes,
     &kAvx2Operations};
 
 }  // namespace onepass

@@ -150,7 +150,7 @@ struct Avx512 {
 
 }  // namespace
 
-extern const KernelOperations kAvx512Operations =
+extern constexpr KernelOperations kAvx512Operations =
     generic::MakeOperations<Avx512>();
 
 }  // namespace onepass

@@ -11,9 +11,9 @@ extern const Kernel kAvx512Kernel = {
     "avx512",
     /*rank=*/300,
     /*supported=*/[] { return DetectCpu().avx512; },
-    /*gradient_types=*/{DType::kFloat32, DType::kBFloat16, DType::kFloat16},
-    /*moment_types=*/{DType::kFloat32, DType::kBFloat16},
-    /*copy_types=*/{DType::kBFloat16, DType::kFloat16},
+    kGradientTypes,
+    kMomentTypes,
+    kCopyTypes,
     &kAvx512Operations};
 
 }  // namespace onepass

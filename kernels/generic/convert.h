@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "dispatch/dtype.h"
+#include "dispatch/kernel.h"
 #include "kernels/generic/inline.h"
 
 namespace onepass {
@@ -193,12 +194,17 @@ struct DTypeTag {
 };
 
 template <DType... types>
-struct DTypeList {};
+struct DTypeList {
+  static constexpr DTypeSet kSet = {types...};
+};
 
 using GradientTypes =
     DTypeList<DType::kFloat32, DType::kBFloat16, DType::kFloat16>;
 using MomentTypes = DTypeList<DType::kFloat32, DType::kBFloat16>;
 using CopyTypes = DTypeList<DType::kBFloat16, DType::kFloat16>;
+static_assert(GradientTypes::kSet == kGradientTypes);
+static_assert(MomentTypes::kSet == kMomentTypes);
+static_assert(CopyTypes::kSet == kCopyTypes);
 // What fp32 is cast to and from.
 using NarrowTypes =
     DTypeList<DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3>;

@@ -3,18 +3,21 @@
 //   namespace {
 //   struct Avx512 { ... };
 //   }
-//   extern const KernelOperations kAvx512Operations =
+//   extern constexpr KernelOperations kAvx512Operations =
 //       generic::MakeOperations<Avx512>();
 //
 // Traits are what an instruction set can do with one vector, all static. They
 // live in an unnamed namespace of kernel.cc, so that nothing instantiated over
 // them leaves the object. They hold no formula: those are in this folder, once.
 //
-//   types (possibly sizeless: never members, elements or captures)
+//   types (possibly sizeless: never members or elements,
+//   never captured by copy)
 //     F32, U32     as many fp32 or uint32 lanes, Lanes() of them
 //     Mask         the result of a comparison
 //   lanes
-//     int64_t Lanes()          constant on one machine, a power of two, >= 1
+//     int64_t Lanes()          constant on one machine, a power of two, >= 1;
+//                              supported() refuses a machine of other lengths;
+//                              supported() refuses a machine of other lengths
 //     auto All()               all lanes
 //     auto First(int64_t n)    lanes 0 to n - 1, 0 < n <= Lanes(); the others
 //                              load as zero, store nothing and touch no memory.

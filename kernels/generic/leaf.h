@@ -1,6 +1,5 @@
-// What is taken leaf by leaf: the sum of squares (with the squares of a leaf
-// added in one fixed order, on every instruction set) and the largest
-// magnitude.
+// The sum of squares of a leaf, added in one fixed order on every instruction
+// set.
 
 #ifndef ONEPASS_KERNELS_GENERIC_LEAF_H_
 #define ONEPASS_KERNELS_GENERIC_LEAF_H_

@@ -117,7 +117,7 @@ struct Scalar {
 
 }  // namespace
 
-extern const KernelOperations kScalarOperations =
+extern constexpr KernelOperations kScalarOperations =
     generic::MakeOperations<Scalar>();
 
 }  // namespace onepass

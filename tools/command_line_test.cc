@@ -1,0 +1,146 @@
+#include "tools/command_line.h"
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "gtest/gtest.h"
+
+namespace onepass {
+namespace {
+
+// Prints its flags, and fails where --fail is given.
+class EchoCommand : public Command {
+ public:
+  const char* name() const override { return "echo"; }
+  const char* summary() const override { return "Says what it was told."; }
+  void AddFlags(Flags& flags) override {
+    flags.Add("steps", &steps_, "updates", "How many.");
+    flags.Add("rate", &rate_, "1/s", "How fast.");
+    flags.Add("word", &word_, "text", "What.");
+    flags.Add("fail", &fail_, "Fails.");
+  }
+  absl::Status Run(std::ostream& out, std::ostream&) override {
+    out << absl::StrCat(steps_, " ", rate_, " ", word_);
+    return fail_ ? absl::InternalError("as asked") : absl::OkStatus();
+  }
+
+ private:
+  int64_t steps_ = 300;
+  double rate_ = 0.5;
+  std::string word_ = "hello";
+  bool fail_ = false;
+};
+
+constexpr CommandFactory kEcho[] = {
+    [] { return std::unique_ptr<Command>(new EchoCommand); }};
+
+struct Result {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+Result RunEcho(std::vector<std::string> arguments) {
+  std::ostringstream out;
+  std::ostringstream err;
+  const int status = RunCommandLine(kEcho, std::move(arguments), out, err);
+  return {status, out.str(), err.str()};
+}
+
+TEST(CommandLineTest, FlagsHaveDefaultsAndTakeValues) {
+  EXPECT_EQ(RunEcho({"echo"}).out, "300 0.5 hello");
+  const Result all =
+      RunEcho({"echo", "--steps", "-7", "--rate=1e-3", "--word", "a b"});
+  EXPECT_EQ(all.status, kExitSuccess);
+  EXPECT_EQ(all.out, "-7 0.001 a b");
+  EXPECT_EQ(all.err, "");
+  // Decimal, whatever it starts with.
+  EXPECT_EQ(RunEcho({"echo", "--steps", "010"}).out, "10 0.5 hello");
+}
+
+TEST(CommandLineTest, HelpShowsFlagsUnitsAndDefaults) {
+  const Result help = RunEcho({"echo", "--help"});
+  EXPECT_EQ(help.status, kExitSuccess);
+  EXPECT_EQ(help.err, "");
+  for (const char* text :
+       {"Says what it was told.", "--steps <updates>", "How many. [300]",
+        "--rate <1/s>", "[0.5]", "--word <text>", "[hello]", "--fail"}) {
+    EXPECT_NE(help.out.find(text), std::string::npos) << text << " is not in\n"
+                                                      << help.out;
+  }
+  EXPECT_NE(RunEcho({"--help"}).out.find("echo"), std::string::npos);
+}
+
+TEST(CommandLineTest, WithoutSubcommandTheHelpIsAnError) {
+  const Result none = RunEcho({});
+  EXPECT_EQ(none.status, kExitUsage);
+  EXPECT_EQ(none.out, "");
+  EXPECT_NE(none.err.find("echo"), std::string::npos);
+}
+
+TEST(CommandLineTest, MistakesAreNamed) {
+  const struct {
+    std::vector<std::string> arguments;
+    std::string problem;
+  } cases[] = {
+      {{"ecko"}, "unknown subcommand ecko; did you mean echo?"},
+      {{"checkpoint"}, "unknown subcommand checkpoint\n"},
+      {{"echo", "--step", "3"}, "unknown flag --step; did you mean --steps?"},
+      {{"echo", "--setps=3"}, "unknown flag --setps; did you mean --steps?"},
+      {{"echo", "--quantize"}, "unknown flag --quantize\n"},
+      {{"--steps", "3", "echo"}, "--steps must come after echo"},
+      {{"echo", "3"}, "unexpected argument 3"},
+      {{"echo", "echo"}, "unexpected argument echo"},
+      {{"echo", "--steps"}, "--steps has no value"},
+      {{"echo", "--steps", "1", "--steps", "2"},
+       "--steps is given more than once"},
+      {{"echo", "--fail=yes"}, "--fail takes no value"},
+      {{"echo", "--steps", "1e3"}, "--steps: 1e3 is not a whole number"},
+      {{"echo", "--steps", "9223372036854775808"},
+       "--steps: 9223372036854775808 is not a whole number of 64 bits"},
+      {{"echo", "--rate", "fast"}, "--rate: fast is not a number"},
+  };
+  for (const auto& c : cases) {
+    const Result result = RunEcho(c.arguments);
+    EXPECT_EQ(result.status, kExitUsage) << c.problem;
+    EXPECT_EQ(result.out, "") << c.problem;
+    EXPECT_NE(result.err.find(c.problem), std::string::npos)
+        << "expected '" << c.problem << "', got\n"
+        << result.err;
+  }
+}
+
+TEST(CommandLineTest, FailuresAreReported) {
+  const Result failed = RunEcho({"echo", "--fail"});
+  EXPECT_EQ(failed.status, kExitFailure);
+  EXPECT_EQ(failed.err, "onepass echo: as asked\n");
+}
+
+TEST(CommandLineTest, OutputThatIsNotTakenIsAFailure) {
+  for (const char* argument : {"echo", "--help"}) {
+    std::ostringstream out;
+    out.setstate(std::ios::badbit);
+    std::ostringstream err;
+    EXPECT_EQ(RunCommandLine(kEcho, {argument}, out, err), kExitFailure)
+        << argument;
+  }
+}
+
+TEST(DidYouMeanTest, TakesTheNearest) {
+  EXPECT_EQ(DidYouMean("avx51", {"avx2", "avx512", "scalar"}),
+            "; did you mean avx512?");
+  EXPECT_EQ(DidYouMean("sclar", {"avx2", "avx512", "scalar"}),
+            "; did you mean scalar?");
+  EXPECT_EQ(DidYouMean("neon", {"avx2", "avx512", "scalar"}), "");
+  EXPECT_EQ(DidYouMean("x", {}), "");
+}
+
+}  // namespace
+}  // namespace onepass

@@ -1,0 +1,256 @@
+#include "tools/commands.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "dispatch/dispatcher.h"
+#include "gtest/gtest.h"
+#include "kernels/default.h"
+#include "nlohmann/json.hpp"
+#include "tools/command_line.h"
+
+namespace onepass {
+namespace {
+
+using nlohmann::json;
+
+struct Result {
+  int status;
+  std::string out;
+  std::string err;
+};
+
+Result RunOnepass(std::vector<std::string> arguments) {
+  std::ostringstream out;
+  std::ostringstream err;
+  const int status = RunCommandLine(kCommands, std::move(arguments), out, err);
+  return {status, out.str(), err.str()};
+}
+
+std::vector<json> ParseLines(const std::string& text) {
+  std::vector<json> lines;
+  for (const auto line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    lines.push_back(json::parse(std::string(line)));
+  }
+  return lines;
+}
+
+// A small run on a text of our own.
+class TrainCommandTest : public testing::Test {
+ protected:
+  TrainCommandTest() : path_(testing::TempDir() + "/commands_test.txt") {
+    std::string text;
+    for (int i = 0; i < 300; ++i) absl::StrAppend(&text, "line ", i, "\n");
+    Write(text);
+  }
+
+  void Write(const std::string& text) {
+    std::ofstream(path_, std::ios::binary) << text;
+  }
+
+  Result Train(const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {
+        "train",    "--text",    path_,       "--steps", "45",
+        "--hidden", "32",        "--context", "4",       "--batch",
+        "16",       "--threads", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return RunOnepass(arguments);
+  }
+
+  const std::string path_;
+};
+
+TEST(KernelsCommandTest, JsonHasWhatTheDispatcherReports) {
+  const Result result = RunOnepass({"kernels", "--json"});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  const json kernels = json::parse(result.out).at("kernels");
+  const std::vector<KernelReport> reports = CreateDefaultDispatcher()->Report();
+  ASSERT_EQ(kernels.size(), reports.size());
+  int selected = 0;
+  for (size_t i = 0; i < reports.size(); ++i) {
+    const json& kernel = kernels[i];
+    EXPECT_EQ(kernel.at("name"), reports[i].kernel->name);
+    EXPECT_EQ(kernel.at("rank"), reports[i].kernel->rank);
+    EXPECT_EQ(kernel.at("supported"), reports[i].supported);
+    EXPECT_EQ(kernel.at("selected"), reports[i].selected);
+    EXPECT_EQ(kernel.at("block_numel"), reports[i].block_numel);
+    for (const char* field : {"copy_types", "gradient_types", "moment_types"}) {
+      EXPECT_TRUE(kernel.at(field).is_array()) << field;
+    }
+    EXPECT_EQ(kernel.at("gradient_types").at(0), "fp32");
+    selected += kernel.at("selected").get<bool>() ? 1 : 0;
+  }
+  EXPECT_EQ(selected, 1);
+}
+
+TEST(KernelsCommandTest, TableHasEveryKernel) {
+  const Result result = RunOnepass({"kernels"});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  for (const KernelReport& report : CreateDefaultDispatcher()->Report()) {
+    EXPECT_TRUE(absl::StrContains(result.out, report.kernel->name));
+  }
+  EXPECT_TRUE(absl::StrContains(result.out, "* "));
+}
+
+TEST(KernelsCommandTest, UnknownKernelInTheEnvironmentIsAnError) {
+  const char* pinned = std::getenv("ONEPASS_KERNEL");
+  const std::string saved = pinned == nullptr ? "" : pinned;
+  setenv("ONEPASS_KERNEL", "scalr", /*overwrite=*/1);
+  for (const char* command : {"kernels", "verify", "train"}) {
+    const Result result = RunOnepass({command});
+    EXPECT_EQ(result.status, kExitFailure) << command;
+    EXPECT_EQ(result.out, "") << command;
+    EXPECT_TRUE(absl::StrContains(result.err,
+                                  "ONEPASS_KERNEL: no kernel is named scalr"))
+        << result.err;
+    EXPECT_TRUE(absl::StrContains(result.err, "did you mean scalar?"))
+        << result.err;
+  }
+  if (saved.empty()) {
+    unsetenv("ONEPASS_KERNEL");
+  } else {
+    setenv("ONEPASS_KERNEL", saved.c_str(), /*overwrite=*/1);
+  }
+}
+
+TEST(VerifyCommandTest, EveryKernelGivesTheGoldenDigest) {
+  const Result result = RunOnepass({"verify", "--json"});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  const json report = json::parse(result.out);
+  EXPECT_EQ(report.at("identical"), true);
+  std::set<std::string> kernels;
+  for (const json& run : report.at("results")) {
+    EXPECT_EQ(run.at("digest"), report.at("golden"));
+    EXPECT_GE(run.at("threads"), 1);
+    EXPECT_GE(run.at("piece_numel"), 0);
+    kernels.insert(run.at("kernel").get<std::string>());
+  }
+  size_t supported = 0;
+  for (const KernelReport& kernel : CreateDefaultDispatcher()->Report()) {
+    supported += kernel.supported ? 1 : 0;
+  }
+  EXPECT_EQ(kernels.size(), supported);
+}
+
+TEST(VerifyCommandTest, ADifferenceIsAFailure) {
+  constexpr CommandFactory kOther[] = {
+      [] { return NewVerifyCommand("0123456789abcdef"); }};
+  std::ostringstream out;
+  std::ostringstream err;
+  EXPECT_EQ(RunCommandLine(kOther, {"verify", "--json"}, out, err),
+            kExitFailure);
+  EXPECT_EQ(json::parse(out.str()).at("identical"), false);
+  EXPECT_TRUE(absl::StrContains(err.str(), "differ from 0123456789abcdef"))
+      << err.str();
+}
+
+TEST_F(TrainCommandTest, JsonLines) {
+  const Result result = Train({"--lr", "0.02", "--json"});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  const std::vector<json> lines = ParseLines(result.out);
+  ASSERT_GT(lines.size(), 20);
+  for (size_t i = 0; i + 1 < lines.size(); ++i) {
+    for (const char* field : {"step", "loss", "bits_per_byte", "gradient_norm",
+                              "clip_factor", "tokens_per_s", "optimizer_ms"}) {
+      EXPECT_GT(lines[i].at(field), 0) << field;
+    }
+    EXPECT_EQ(lines[i].at("skipped"), 0);
+  }
+  EXPECT_EQ(lines[lines.size() - 2].at("step"), 45);
+  const json& last = lines.back();
+  EXPECT_EQ(last.at("steps"), 45);
+  EXPECT_EQ(last.at("skipped"), 0);
+  EXPECT_EQ(last.at("digest").get<std::string>().size(), 16);
+  EXPECT_GT(last.at("bits_per_byte"), 0);
+  EXPECT_LT(last.at("bits_per_byte"), last.at("baseline_bits_per_byte"));
+}
+
+TEST_F(TrainCommandTest, FlagsReachTheTrainer) {
+  const auto digest = [this](std::vector<std::string> more) {
+    more.push_back("--json");
+    const Result result = Train(more);
+    EXPECT_EQ(result.status, kExitSuccess) << result.err;
+    return ParseLines(result.out).back().at("digest").get<std::string>();
+  };
+  const std::string expected = digest({});
+  EXPECT_EQ(digest({"--fused"}), expected);
+  EXPECT_EQ(digest({"--separate"}), expected);
+  EXPECT_EQ(digest({"--piece_numel", "100"}), expected);
+  EXPECT_EQ(digest({"--kernel", "scalar"}), expected);
+  EXPECT_NE(digest({"--seed", "9"}), expected);
+  EXPECT_NE(digest({"--lr", "0.01"}), expected);
+  EXPECT_NE(digest({"--clip", "0.01"}), expected);
+  EXPECT_NE(digest({"--layers", "3"}), expected);
+  EXPECT_NE(digest({"--embedding", "3"}), expected);
+}
+
+TEST_F(TrainCommandTest, TextOutputSaysTheSame) {
+  const Result text = Train({});
+  ASSERT_EQ(text.status, kExitSuccess) << text.err;
+  const json last = ParseLines(Train({"--json"}).out).back();
+  EXPECT_TRUE(absl::StrContains(
+      text.out, absl::StrCat("digest: ", last.at("digest").get<std::string>())))
+      << text.out;
+}
+
+TEST_F(TrainCommandTest, DivergenceIsAFailureAndSkippedStepsAreCounted) {
+  const Result result = Train({"--lr", "1e37", "--json"});
+  EXPECT_EQ(result.status, kExitFailure);
+  EXPECT_TRUE(absl::StrContains(result.err, "diverged")) << result.err;
+  const json last = ParseLines(result.out).back();
+  EXPECT_GT(last.at("skipped"), 0);
+  EXPECT_TRUE(last.at("bits_per_byte").is_null());
+}
+
+TEST_F(TrainCommandTest, BadInputIsNamedBeforeAnyWork) {
+  const struct {
+    std::vector<std::string> flags;
+    const char* problem;
+  } cases[] = {
+      {{"--context", "0"}, "--context is 0"},
+      {{"--context", "1000000"}, "--context is 1000000, expected less than"},
+      {{"--threads", "5000"}, "--threads is 5000, expected 0 to 4096"},
+      {{"--kernel", "avx51"}, "no kernel is named avx51"},
+      {{"--fused", "--separate"}, "--fused and --separate"},
+      {{"--layers", "1000000000"}, "MiB are available"},
+      {{"--layers", "9000000000000000"}, "64 bits"},
+      {{"--lr", "nan"}, "--lr is nan"},
+  };
+  for (const auto& c : cases) {
+    std::vector<std::string> arguments = {"train", "--text", path_};
+    arguments.insert(arguments.end(), c.flags.begin(), c.flags.end());
+    const Result result = RunOnepass(arguments);
+    EXPECT_EQ(result.status, kExitFailure) << c.problem;
+    EXPECT_EQ(result.out, "") << c.problem;
+    EXPECT_TRUE(absl::StrContains(result.err, c.problem))
+        << "expected '" << c.problem << "', got " << result.err;
+  }
+}
+
+TEST_F(TrainCommandTest, BadTextsAreNamed) {
+  const auto error = [](const std::string& path) {
+    const Result result = RunOnepass({"train", "--text", path});
+    EXPECT_EQ(result.status, kExitFailure);
+    EXPECT_EQ(result.out, "");
+    return result.err;
+  };
+  EXPECT_TRUE(absl::StrContains(error("/nonexistent"), "No such file"));
+  EXPECT_TRUE(absl::StrContains(error("/"), "is a directory"));
+  EXPECT_TRUE(absl::StrContains(error("/dev/zero"), "not a regular file"));
+  Write("");
+  EXPECT_TRUE(absl::StrContains(error(path_), "is empty"));
+  Write("short");
+  EXPECT_TRUE(absl::StrContains(error(path_), "--text has 5 bytes"));
+}
+
+}  // namespace
+}  // namespace onepass
