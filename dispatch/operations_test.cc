@@ -237,6 +237,13 @@ TEST(OperationsRefusalTest, AdamStep) {
         refusals.Refused([scale](Args& a) { a.grad_scale = scale; },
                          "grad_scale is ");
       }
+      refusals.Refused([](Args& a) { a.constants.step_size = kNaN; },
+                       "constants.step_size is nan");
+      refusals.Refused([](Args& a) { a.constants.beta2 = kInfinity; },
+                       "constants.beta2 is inf");
+      refusals.Refused(
+          [](Args& a) { a.constants.decay_mode = static_cast<WeightDecay>(7); },
+          "constants.decay_mode is 7");
     }
   }
 }
@@ -296,7 +303,11 @@ TEST(OperationsRefusalTest, Accumulate) {
         refusals.Refused([](Args& a) { a.out_type = kE4M3; },
                          "out_type is e4m3, expected fp32, bf16, fp16");
         refusals.Refused([](Args& a) { a.divisor = 0; }, "divisor is 0");
+        refusals.Refused([](Args& a) { a.divisor = -0.0f; }, "divisor is 0");
         refusals.Refused([](Args& a) { a.divisor = kNaN; }, "divisor is nan");
+        double leaf_sum;
+        refusals.Refused([&](Args& a) { a.leaf_sums = &leaf_sum; },
+                         "leaf_sums is set");
         refusals.Refused([](Args& a) { a.divisor = kInfinity; },
                          "divisor is inf");
       }
@@ -328,6 +339,12 @@ TEST(OperationsRefusalTest, Cast) {
                               {Field<Args, &Args::in>("in", in, false),
                                Field<Args, &Args::out>("out", out, true)},
                               Cast);
+      for (int unknown : {4, 31, 32, 255}) {
+        const DType type = static_cast<DType>(unknown);
+        refusals.Refused([type](Args& a) { a.in_type = type; }, "in_type is ");
+        refusals.Refused([type](Args& a) { a.out_type = type; },
+                         "out_type is ");
+      }
       if ((in == kF32) != (out == kF32)) {
         refusals.TryAll();
       } else {

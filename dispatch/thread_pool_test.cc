@@ -24,6 +24,7 @@
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "tests/allocation_counter.h"
+#include "tests/hostile_fp_environment.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -191,6 +192,36 @@ TEST(ThreadPoolTest, RunInsideAnotherPoolSpreads) {
     outer->Run([&](int i) { ids[i] = std::this_thread::get_id(); });
     ASSERT_NE(ids[0], ids[1]) << "taken for nested afterwards";
   }
+}
+
+TEST(ThreadPoolTest, NestedRunIsKnownThroughAnotherPool) {
+  const auto outer = MakePool(2);
+  const auto inner = MakePool(2);
+  std::atomic<int> parts{0};
+  outer->Run([&](int) {
+    const std::thread::id caller = std::this_thread::get_id();
+    inner->Run([&](int) {
+      // On the caller, which works for both pools; on the other worker of the
+      // inner pool it would wait for the outer one.
+      if (std::this_thread::get_id() == caller) {
+        outer->Run([&](int) { ++parts; });
+      }
+    });
+  });
+  EXPECT_EQ(parts, 4);
+}
+
+TEST(ThreadPoolTest, WorkRunsInTheDefaultFpEnvironment) {
+  HostileFpEnvironment hostile;  // workers are started in it, too
+  const auto pool = MakePool(3);
+  volatile float third = 3.0f;
+  std::atomic<int> wrong{0};
+  // 2 / 3 rounds up, which rounding toward zero does not.
+  auto work = [&] { wrong += 2.0f / third != 0x1.555556p-1f; };
+  pool->Run([&](int) { work(); });
+  pool->ParallelFor(1, 1, [&](int64_t, int64_t) { work(); });
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(hostile.Intact());
 }
 
 TEST(ThreadPoolTest, ConcurrentRunsTakeTurns) {

@@ -7,38 +7,11 @@
 
 #include "dispatch/kernel.h"
 #include "gtest/gtest.h"
+#include "tests/hostile_fp_environment.h"
 #include "tests/test_kernels.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 namespace onepass {
 namespace {
-
-// The control word of the architecture, and one as hostile as it can be.
-#if defined(__x86_64__)
-uint64_t ReadControl() { return _mm_getcsr(); }
-void WriteControl(uint64_t word) { _mm_setcsr(static_cast<unsigned>(word)); }
-constexpr uint64_t kHostile = 0x1f80 | 0x8040 | 0x6000;  // FTZ, DAZ, to zero
-#elif defined(__aarch64__)
-uint64_t ReadControl() {
-  uint64_t word;
-  asm volatile("mrs %0, fpcr" : "=r"(word));
-  return word;
-}
-void WriteControl(uint64_t word) { asm volatile("msr fpcr, %0" ::"r"(word)); }
-// AHP, FZ, FZ16, toward zero.
-constexpr uint64_t kHostile = (1u << 26) | (1u << 24) | (1u << 19) | (3u << 22);
-#elif defined(__riscv)
-uint64_t ReadControl() {
-  uint64_t word;
-  asm volatile("frrm %0" : "=r"(word));
-  return word;
-}
-void WriteControl(uint64_t word) { asm volatile("fsrm %0" ::"r"(word)); }
-constexpr uint64_t kHostile = 1;  // to zero
-#endif
 
 // What the operations give for values of which many are subnormal or become so.
 std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
@@ -124,18 +97,9 @@ class EnvironmentTest : public testing::TestWithParam<const Kernel*> {};
 TEST_P(EnvironmentTest, CallersEnvironmentChangesNothingAndStays) {
   const KernelOperations& kernel = *GetParam()->operations;
   const std::vector<unsigned char> expected = RunAll(kernel);
-  const uint64_t before = ReadControl();
-  WriteControl(kHostile);
-  const std::vector<unsigned char> actual = RunAll(kernel);
-  const uint64_t after = ReadControl();
-  WriteControl(before);
-  EXPECT_EQ(expected, actual);
-#if defined(__x86_64__)
-  constexpr uint64_t kSticky = 0x3f;  // exception flags
-#else
-  constexpr uint64_t kSticky = 0;
-#endif
-  EXPECT_EQ(kHostile, after & ~kSticky);
+  HostileFpEnvironment hostile;
+  EXPECT_EQ(expected, RunAll(kernel));
+  EXPECT_TRUE(hostile.Intact());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, EnvironmentTest,

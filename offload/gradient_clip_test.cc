@@ -74,6 +74,12 @@ TEST(ClipFactorTest, NamesWhatItRefuses) {
     refused(1, 1, bad, "loss_scale");
   }
   refused(1, 1, 0, "loss_scale");
+  // Factors that fp32 cannot hold: training would go on with no gradient, or
+  // with infinite ones.
+  refused(1, 0, 1e-40, "the clip factor");
+  refused(1, 1e-320, 1, "the clip factor");
+  refused(1e300, 1, 1e-300, "the clip factor");
+  refused(1e-30, 1, 1e300, "the clip factor");
 }
 
 TEST(GradientNormTest, IsTheRootOfTheSum) {

@@ -39,8 +39,9 @@ class HostileFpEnvironment {
     asm volatile("ldmxcsr %0" ::"m"(word) : "memory");
   }
 #elif defined(__aarch64__)
-  using Word = uint64_t;  // FPCR: FZ, FZ16, toward zero
-  static constexpr Word kHostile = (1u << 24) | (1u << 19) | (3u << 22);
+  using Word = uint64_t;  // FPCR: AHP, FZ, FZ16, toward zero
+  static constexpr Word kHostile =
+      (1u << 26) | (1u << 24) | (1u << 19) | (3u << 22);
   static constexpr Word kFlags = 0;
   static Word Read() {
     Word word;

@@ -73,9 +73,13 @@ class KernelsCommand : public Command {
     flags.Add("json", &json_, "Print one JSON object instead of a table.");
   }
 
-  absl::Status Run(std::ostream& out, std::ostream&) override {
+  absl::Status Run(std::ostream& out, std::ostream& err) override {
     const absl::StatusOr<KernelChoice> choice = ChooseKernel("");
     if (!choice.ok()) return choice.status();
+    // A forced kernel that cannot run here: the list is what the user needs.
+    if (!choice->selected.ok()) {
+      err << choice->selected.status().message() << "\n";
+    }
     const std::vector<KernelReport> reports = choice->dispatcher.Report();
     json_ ? PrintJson(reports, out) : PrintTable(reports, out);
     return absl::OkStatus();

@@ -16,8 +16,8 @@ absl::StatusOr<KernelChoice> ChooseKernel(const std::string& name) {
   options.kernel = name;
   absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher(options);
   if (!dispatcher.ok()) return dispatcher.status();
-  const absl::StatusOr<const Kernel*> selected = dispatcher->Select();
-  if (selected.ok()) return KernelChoice{*std::move(dispatcher), *selected};
+  absl::StatusOr<const Kernel*> selected = dispatcher->Select();
+  if (selected.ok()) return KernelChoice{*std::move(dispatcher), selected};
 
   const char* variable = std::getenv("ONEPASS_KERNEL");
   const std::string forced =
@@ -30,10 +30,12 @@ absl::StatusOr<KernelChoice> ChooseKernel(const std::string& name) {
     }
     hint = DidYouMean(forced, names);
   }
-  return absl::Status(
-      selected.status().code(),
-      absl::StrCat(name.empty() ? "ONEPASS_KERNEL: " : "--kernel: ",
-                   selected.status().message(), hint));
+  const char* flag = name.empty() ? "ONEPASS_KERNEL: " : "--kernel: ";
+  selected =
+      absl::Status(selected.status().code(),
+                   absl::StrCat(flag, selected.status().message(), hint));
+  if (absl::IsNotFound(selected.status())) return selected.status();
+  return KernelChoice{*std::move(dispatcher), selected};
 }
 
 }  // namespace onepass

@@ -16,11 +16,12 @@ namespace onepass {
 
 struct KernelChoice {
   Dispatcher dispatcher;
-  const Kernel* selected;
+  // Or why the kernel asked for cannot run here.
+  absl::StatusOr<const Kernel*> selected;
 };
 
-// `name` empty: what ONEPASS_KERNEL names, else by rank. Errors are those of
-// Dispatcher::Select(), of an unknown name with the nearest one.
+// `name` empty: what ONEPASS_KERNEL names, else by rank. NotFound: an unknown
+// name; the message has the nearest one.
 absl::StatusOr<KernelChoice> ChooseKernel(const std::string& name);
 
 }  // namespace onepass

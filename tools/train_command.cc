@@ -11,6 +11,7 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <system_error>
@@ -67,17 +68,30 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t bytes) {
   return text;
 }
 
-// Bytes that a process may still take without swapping. Without /proc no limit
-// is known.
+// The number in a file of one; none where there is no such file or number, as
+// in "max".
+std::optional<int64_t> ReadNumber(const char* path) {
+  std::ifstream file(path);
+  int64_t number;
+  if (!(file >> number)) return std::nullopt;
+  return number;
+}
+
+// Bytes that a process may still take without swapping: of the machine, and of
+// the container (cgroup v2) it runs in. What cannot be read sets no limit.
 int64_t AvailableBytes() {
+  int64_t available = std::numeric_limits<int64_t>::max();
+  const auto most = ReadNumber("/sys/fs/cgroup/memory.max");
+  const auto taken = ReadNumber("/sys/fs/cgroup/memory.current");
+  if (most && taken) available = std::max<int64_t>(*most - *taken, 0);
   std::ifstream meminfo("/proc/meminfo");
   std::string name;
   int64_t kibibytes;
   while (meminfo >> name >> kibibytes) {
-    if (name == "MemAvailable:") return kibibytes * 1024;
+    if (name == "MemAvailable:") return std::min(available, kibibytes * 1024);
     meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
-  return std::numeric_limits<int64_t>::max();
+  return available;
 }
 
 double BitsOf(double nats) { return nats / std::log(2.0); }
@@ -141,24 +155,25 @@ class TrainCommand : public Command {
     }
     const absl::StatusOr<KernelChoice> choice = ChooseKernel(kernel_);
     if (!choice.ok()) return choice.status();
+    if (!choice->selected.ok()) return choice->selected.status();
     absl::StatusOr<std::string> text = LoadText();
     if (!text.ok()) return text.status();
     const absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
         ThreadPool::Create({static_cast<int>(threads_)});
     if (!pool.ok()) return pool.status();
     const absl::StatusOr<std::unique_ptr<Trainer>> trainer =
-        Trainer::Create(*choice->selected, **pool, options_, *std::move(text));
+        Trainer::Create(**choice->selected, **pool, options_, *std::move(text));
     if (!trainer.ok()) return trainer.status();
 
     if (!options_.separate && !(*trainer)->fused()) {
-      err << "kernel " << choice->selected->name
+      err << "kernel " << (*choice->selected)->name
           << " writes no bf16 copies: casting after the step\n";
     }
     if (!json_) {
       out << absl::StreamFormat(
           "%d parameters, kernel %s, %d threads, %s step\n",
-          (*trainer)->parameters(), choice->selected->name, (*pool)->threads(),
-          (*trainer)->fused() ? "fused" : "separate");
+          (*trainer)->parameters(), (*choice->selected)->name,
+          (*pool)->threads(), (*trainer)->fused() ? "fused" : "separate");
     }
     return Train(**trainer, out);
   }
