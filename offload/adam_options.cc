@@ -58,11 +58,16 @@ double Power(double base, int64_t t) {
   }
   c.step_size = static_cast<float>(-static_cast<double>(lr) / correction1);
   c.bias_correction2 = static_cast<float>(correction2);
-  c.decay = static_cast<float>(-static_cast<double>(lr) *
-                               static_cast<double>(c.weight_decay));
-  c.decay_mode = c.weight_decay == 0                      ? WeightDecay::kNone
-                 : options.mode == AdamOptions::Mode::kL2 ? WeightDecay::kL2
-                                                          : WeightDecay::kAdamW;
+  c.decay_mode = WeightDecay::kNone;
+  c.decay = 0;
+  if (c.weight_decay == 0) return;
+  if (options.mode == AdamOptions::Mode::kL2) {
+    c.decay_mode = WeightDecay::kL2;
+  } else {
+    c.decay_mode = WeightDecay::kAdamW;
+    c.decay = static_cast<float>(-static_cast<double>(lr) *
+                                 static_cast<double>(c.weight_decay));
+  }
 }
 
 // Not inlined: it rounds to fp32, so neither may it.

@@ -1,6 +1,9 @@
 // The main of every test. Where the environment pins a kernel that this
 // processor cannot run, all tests are skipped, and say so.
 
+#include <iostream>
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dispatch/dispatcher.h"
@@ -10,17 +13,25 @@
 namespace onepass {
 namespace {
 
-class PinnedKernelEnvironment : public testing::Environment {
+// Why this processor cannot run the pinned kernel, or OK.
+absl::Status PinnedKernelStatus() {
+  absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
+  if (!dispatcher.ok()) return dispatcher.status();
+  return dispatcher->Select().status();
+}
+
+// Skips each test as it starts. (A skip in an Environment is reported as
+// passed.)
+class SkipAll : public testing::EmptyTestEventListener {
  public:
-  void SetUp() override {
-    absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
-    ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
-    const absl::Status status = dispatcher->Select().status();
-    if (absl::IsFailedPrecondition(status)) {
-      GTEST_SKIP() << status.message();
-    }
-    ASSERT_TRUE(status.ok()) << status;
+  explicit SkipAll(const absl::Status& reason) : reason_(reason.message()) {}
+
+  void OnTestStart(const testing::TestInfo&) override {
+    GTEST_SKIP() << reason_;
   }
+
+ private:
+  const std::string reason_;
 };
 
 }  // namespace
@@ -37,6 +48,13 @@ extern "C" const char* __tsan_default_suppressions() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  testing::AddGlobalTestEnvironment(new onepass::PinnedKernelEnvironment);
+  const absl::Status status = onepass::PinnedKernelStatus();
+  if (absl::IsFailedPrecondition(status)) {
+    testing::UnitTest::GetInstance()->listeners().Append(
+        new onepass::SkipAll(status));
+  } else if (!status.ok()) {
+    std::cerr << status << "\n";
+    return 1;
+  }
   return RUN_ALL_TESTS();
 }
