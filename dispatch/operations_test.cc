@@ -22,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "tests/allocation_counter.h"
 #include "tests/counting_kernel.h"
+#include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -41,13 +42,6 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr AdamConstants kConstants = {
     0.9f,  0.99f, 0.1f,  0.01f,  1e-8f,
     0.01f, -0.1f, 1.25f, -1e-3f, WeightDecay::kAdamW};
-
-std::unique_ptr<ThreadPool> MakePool(int threads) {
-  absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
-      ThreadPool::Create({threads});
-  EXPECT_TRUE(pool.ok()) << pool.status();
-  return *std::move(pool);
-}
 
 // --- What is refused. ---
 
@@ -568,6 +562,29 @@ TEST_P(OperationsTest, AnyNumberOfThreadsGivesTheSameBits) {
     ASSERT_TRUE(workload.Run(kernel(), *MakePool(threads)).ok());
     expected.ExpectSame(workload);
   }
+}
+
+TEST(OperationsSpreadTest, EachWorkerTakesItsPart) {
+  const Kernel kernel = MakeCountingKernel<1>(ScalarKernel(), "counting");
+  OperationCounter& counts = OperationCounts<1>();
+  const int64_t numel = 6 * kLeafNumel - 5;
+  std::vector<float> state(4 * numel);
+  AdamStepArgs args = AdamArgs(kF32, kF32, kBF16);
+  args.numel = numel;
+  args.param = &state[0];
+  args.grad = &state[numel];
+  args.exp_avg = &state[2 * numel];
+  args.exp_avg_sq = &state[3 * numel];
+  const auto pool = MakePool(3);
+  ASSERT_TRUE(AdamStep(kernel, *pool, args).ok());
+  EXPECT_EQ(counts.adam_step, 3);
+  EXPECT_EQ(counts.adam_step_numel, numel);
+  NormSum sum;
+  ASSERT_TRUE(SquaredNorm(kernel, *pool, numel, state.data(), kF32, sum).ok());
+  EXPECT_EQ(counts.squared_norm, 3);
+  ASSERT_TRUE(
+      Scale(kernel, *pool, {numel, state.data(), state.data(), 2.0f}).ok());
+  EXPECT_EQ(counts.scale, 3);
 }
 
 TEST_P(OperationsTest, NormIsTheSameForCutsAtLeaves) {

@@ -105,7 +105,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::Run(absl::FunctionRef<void(int)> work) {
-  if (workers_.empty() || IsRunning(this)) {
+  if (IsRunning(this)) {
     for (int worker = 0; worker < threads(); ++worker) {
       RunPart(this, work, worker);
     }

@@ -6,7 +6,9 @@
 //     ...
 //   });
 //
-// There is no global pool: it is created once and handed to whoever works.
+// There is no global pool: it is created once and handed to whoever works. The
+// child of a fork() has none of its threads: it needs a pool of its own. Limits
+// of processor time, as containers have, are not counted; ThreadPoolOptions is.
 
 #ifndef ONEPASS_DISPATCH_THREAD_POOL_H_
 #define ONEPASS_DISPATCH_THREAD_POOL_H_

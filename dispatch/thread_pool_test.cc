@@ -25,17 +25,11 @@
 #include "gtest/gtest.h"
 #include "tests/allocation_counter.h"
 #include "tests/hostile_fp_environment.h"
+#include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
 namespace {
-
-std::unique_ptr<ThreadPool> MakePool(int threads) {
-  absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
-      ThreadPool::Create({threads});
-  EXPECT_TRUE(pool.ok()) << pool.status();
-  return *std::move(pool);
-}
 
 // Longer than the workers look for work before they sleep.
 void LetWorkersSleep() {

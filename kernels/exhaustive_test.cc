@@ -163,7 +163,7 @@ std::string CheckEncode(const Format& format,
     in[i] = FloatOf(first + static_cast<uint32_t>(i) * stride);
   }
   std::vector<uint32_t> expected(count);
-  // A NaN never starts the walk: Value() of nothing is above it.
+  // A chunk that starts with a NaN holds nothing else, and never walks.
   NearestEven nearest(format, std::fabs(double{in[0]}));
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t sign = std::signbit(in[i]) ? 1u << format.sign_shift : 0;

@@ -2,11 +2,11 @@
 
 load("//dispatch:numerics.bzl", "NUMERICS_COPTS")
 
-# To add an instruction set: its folder with kernel.cc and plugin.cc, and its line here. `cpu` is a
-# value of @platforms//cpu, or None where the kernel is for all.
+# To add an instruction set: its folder with kernel.cc and plugin.cc, and its line here. `cpu` is
+# the constraint of the platforms it is for, or None where it is for all.
 KERNELS = [
-    struct(name = "avx512", cpu = "x86_64", copts = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]),
-    struct(name = "avx2", cpu = "x86_64", copts = ["-mavx2", "-mfma", "-mf16c"]),
+    struct(name = "avx512", cpu = "@platforms//cpu:x86_64", copts = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]),
+    struct(name = "avx2", cpu = "@platforms//cpu:x86_64", copts = ["-mavx2", "-mfma", "-mf16c"]),
     struct(name = "scalar", cpu = None, copts = []),
 ]
 
@@ -42,7 +42,7 @@ def _table_source(kernels):
 def kernel_plugins():
     """Targets //kernels:<name> (a plugin), <name>_kernel (its code) and table.cc (all of them)."""
     for kernel in KERNELS:
-        compatible = [] if kernel.cpu == None else ["@platforms//cpu:" + kernel.cpu]
+        compatible = [] if kernel.cpu == None else [kernel.cpu]
         native.cc_library(
             name = kernel.name + "_kernel",
             srcs = [kernel.name + "/kernel.cc"],
@@ -55,7 +55,6 @@ def kernel_plugins():
             name = kernel.name,
             srcs = [kernel.name + "/plugin.cc"],
             target_compatible_with = compatible,
-            visibility = ["//visibility:public"],
             deps = [
                 ":" + kernel.name + "_kernel",
                 "//dispatch:cpu_features",
@@ -79,7 +78,7 @@ def kernel_plugins():
         name = "table_source",
         outs = ["table.cc"],
         cmd = select(dict([
-            ("@platforms//cpu:" + cpu, _table_source(_kernels_of(cpu)))
+            (cpu, _table_source(_kernels_of(cpu)))
             for cpu in _CPUS
         ] + [("//conditions:default", _table_source(_kernels_of(None)))])),
     )
@@ -88,7 +87,7 @@ def kernel_plugins():
         srcs = ["table.cc"],
         hdrs = ["table.h"],
         deps = ["//dispatch:kernel"] + select(dict([
-            ("@platforms//cpu:" + cpu, [":" + kernel.name for kernel in _kernels_of(cpu)])
+            (cpu, [":" + kernel.name for kernel in _kernels_of(cpu)])
             for cpu in _CPUS
         ] + [("//conditions:default", [":" + kernel.name for kernel in _kernels_of(None)])])),
     )

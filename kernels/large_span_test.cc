@@ -11,11 +11,13 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/types/span.h"
+#include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "dispatch/norm_sum.h"
 #include "dispatch/operations.h"
-#include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
+#include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -52,8 +54,9 @@ class RepeatedMemory {
 
  private:
   void Map(int file, int64_t at, int64_t length, int64_t offset) {
-    if (mmap(base_ + at, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-             file, offset) == MAP_FAILED) {
+    if (mmap(base_ + at, length, PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_FIXED | MAP_POPULATE, file,
+             offset) == MAP_FAILED) {
       std::abort();
     }
   }
@@ -63,6 +66,12 @@ class RepeatedMemory {
 };
 
 class LargeSpanTest : public testing::TestWithParam<const Kernel*> {
+ public:
+  // Beyond 2^31 elements by some leaves and a tail.
+  static constexpr int64_t kBytes =
+      (int64_t{1} << 31) * sizeof(float) + kWindow + 4 * kPage;
+  static constexpr int64_t kNumel = kBytes / sizeof(float) - 3;
+
  protected:
   void SetUp() override {
     if (UnderSanitizer()) {
@@ -70,30 +79,76 @@ class LargeSpanTest : public testing::TestWithParam<const Kernel*> {
                       "shadow";
     }
   }
-  // Beyond 2^31 elements by some leaves and a tail.
-  static constexpr int64_t kBytes =
-      (int64_t{1} << 31) * sizeof(float) + kWindow + kPage;
-  static constexpr int64_t kNumel = kBytes / sizeof(float) - 3;
 };
 
-TEST_P(LargeSpanTest, CastToBFloat16) {
-  RepeatedMemory in(kBytes);
-  RepeatedMemory out(kBytes / 2);
-  auto* x = reinterpret_cast<float*>(in.begin());
-  for (int64_t i = 0; i < kWindow / 4; ++i) x[i] = 1.0f;
-  auto* last_x = reinterpret_cast<float*>(in.last_page());
-  for (int64_t i = 0; i < kPage / 4; ++i) last_x[i] = 2.0f + (i % 64);
-  GetParam()->operations->cast(
-      {kNumel, in.begin(), out.begin(), DType::kFloat32, DType::kBFloat16});
-  const auto* y = reinterpret_cast<const uint16_t*>(out.begin());
-  for (int64_t i = kNumel - kPage / 4 + 3; i < kNumel; ++i) {
-    const float value = x[i];
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    ASSERT_EQ(bits >> 16, y[i]) << i;  // all are exact in bf16
+// The bits of 1 and of 2 in a type: both are exact in all of them.
+struct Pattern {
+  DType type;
+  uint32_t one;
+  uint32_t two;
+};
+constexpr Pattern kPatterns[] = {
+    {DType::kFloat32, 0x3f800000, 0x40000000},
+    {DType::kBFloat16, 0x3f80, 0x4000},
+    {DType::kFloat16, 0x3c00, 0x4000},
+    {DType::kFloat8E4M3, 0x38, 0x40},
+};
+
+void SetElements(char* at, int64_t numel, int64_t bytes, uint32_t bits) {
+  // Little endian, as all that onepass runs on.
+  for (int64_t i = 0; i < numel; ++i) std::memcpy(at + i * bytes, &bits, bytes);
+}
+
+uint32_t ElementAt(const char* at, int64_t i, int64_t bytes) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, at + i * bytes, bytes);
+  return bits;
+}
+
+// Ones, and twos in the last page of the wider of the two spans.
+void CheckCast(const Kernel& kernel, const Pattern& from, const Pattern& to) {
+  SCOPED_TRACE(testing::Message()
+               << Name(from.type) << " to " << Name(to.type));
+  const int64_t in_bytes = ByteSize(from.type);
+  const int64_t out_bytes = ByteSize(to.type);
+  const int64_t numel = LargeSpanTest::kNumel;
+  // From the first fp32 element of its last page on.
+  const int64_t page = kPage / 4 - 3;
+  RepeatedMemory in(LargeSpanTest::kBytes / 4 * in_bytes);
+  RepeatedMemory out(LargeSpanTest::kBytes / 4 * out_bytes);
+  SetElements(in.begin(), kWindow / in_bytes, in_bytes, from.one);
+  SetElements(in.last_page(), kPage / in_bytes, in_bytes, from.one);
+  SetElements(in.begin() + (numel - page) * in_bytes, page, in_bytes, from.two);
+  const auto pool = MakePool(2);
+  ASSERT_TRUE(
+      Cast(kernel, *pool, {numel, in.begin(), out.begin(), from.type, to.type})
+          .ok());
+  for (int64_t i = numel - page; i < numel; ++i) {
+    ASSERT_EQ(to.two, ElementAt(out.begin(), i, out_bytes)) << i;
   }
-  EXPECT_EQ(0, y[kNumel]);
-  for (int64_t i = 0; i < 2 * kPage; ++i) ASSERT_EQ(0x3f80, y[i]);
+  for (int64_t i = 0; i < page; ++i) {
+    ASSERT_EQ(to.one, ElementAt(out.begin(), i, out_bytes)) << i;
+  }
+  // Nothing beyond the last element.
+  EXPECT_EQ(0u, ElementAt(out.begin(), numel, out_bytes));
+}
+
+// Of the narrow types, or in reduced tests one.
+absl::Span<const Pattern> NarrowPatterns() {
+  const auto narrow = absl::MakeConstSpan(kPatterns).subspan(1);
+  return LongTestStride() == 1 ? narrow : narrow.first(1);
+}
+
+TEST_P(LargeSpanTest, CastToNarrow) {
+  for (const Pattern& narrow : NarrowPatterns()) {
+    CheckCast(*GetParam(), kPatterns[0], narrow);
+  }
+}
+
+TEST_P(LargeSpanTest, CastToFloat32) {
+  for (const Pattern& narrow : NarrowPatterns()) {
+    CheckCast(*GetParam(), narrow, kPatterns[0]);
+  }
 }
 
 TEST_P(LargeSpanTest, SquaredNorm) {
@@ -103,11 +158,10 @@ TEST_P(LargeSpanTest, SquaredNorm) {
   auto* last_x = reinterpret_cast<float*>(in.last_page());
   for (int64_t i = 0; i < kPage / 4; ++i) last_x[i] = 3.0f;
 
-  auto pool = ThreadPool::Create({});
-  ASSERT_TRUE(pool.ok()) << pool.status();
+  const auto pool = MakePool(2);
   NormSum sum;
   ASSERT_TRUE(
-      SquaredNorm(*GetParam(), **pool, kNumel, x, DType::kFloat32, sum).ok());
+      SquaredNorm(*GetParam(), *pool, kNumel, x, DType::kFloat32, sum).ok());
   const int64_t last = kPage / 4 - 3;
   // All terms are small multiples of 1/4: exact in any order.
   EXPECT_EQ(0.25 * (kNumel - last) + 9.0 * last, sum.Total());

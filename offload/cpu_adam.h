@@ -85,7 +85,8 @@ class CpuAdam {
   // not finite, a copy type that the kernel has not.
   absl::Status Step(const AdamSpan& span, int64_t t, float grad_scale) const;
 
-  // The same in pieces of `piece_numel` elements, rounded down to a multiple of
+  // The same in pieces of `piece_numel` elements (pieces of up to kLeafNumel
+  // are updated by the calling thread alone), rounded down to a multiple of
   // block_numel() but at least one block; the last may be shorter. Before each
   // piece `before_piece` returns the buffer for its copy: piece.numel elements
   // of span.copy_type, apart from the span's arrays. After it, `after_piece`

@@ -23,6 +23,7 @@
 #include "offload/adam_options.h"
 #include "tests/allocation_counter.h"
 #include "tests/counting_kernel.h"
+#include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -37,13 +38,6 @@ constexpr DType kBF16 = DType::kBFloat16;
 constexpr DType kF16 = DType::kFloat16;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr float kScale = 0.37f;
-
-std::unique_ptr<ThreadPool> MakePool(int threads) {
-  absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
-      ThreadPool::Create({threads});
-  EXPECT_TRUE(pool.ok()) << pool.status();
-  return *std::move(pool);
-}
 
 CpuAdam MakeAdam(const Kernel& kernel, ThreadPool& pool,
                  const std::vector<AdamOptions>& groups) {

@@ -48,14 +48,10 @@ std::string KernelName(const testing::TestParamInfo<const Kernel*>& info) {
 }
 
 int64_t LongTestStride() {
-  const char* pinned = std::getenv(kKernelVariable);
-  const bool again = pinned != nullptr && *pinned != '\0';
-#ifdef NDEBUG
-  const bool slow = UnderSanitizer();
-#else
-  const bool slow = true;
-#endif
-  return again || slow ? kReducedStride : 1;
+  const char* long_tests = std::getenv("ONEPASS_LONG_TESTS");
+  const bool reduced =
+      long_tests != nullptr && absl::string_view(long_tests) == "reduced";
+  return reduced ? kReducedStride : 1;
 }
 
 bool UnderSanitizer() {

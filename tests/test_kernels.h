@@ -26,9 +26,9 @@ const Kernel& ScalarKernel();
 // The kernel's name as a test's.
 std::string KernelName(const testing::TestParamInfo<const Kernel*>& info);
 
-// Long tests try every LongTestStride()-th case: 1 in the default
-// configuration, kReducedStride where the same cases are tried again with a
-// pinned kernel, or slowly, under a sanitizer or without optimisation.
+// Long tests try every LongTestStride()-th case: 1, or kReducedStride where the
+// environment has ONEPASS_LONG_TESTS=reduced, as all but the default
+// configuration do: there the same cases are tried again.
 inline constexpr int64_t kReducedStride = 257;
 int64_t LongTestStride();
 

@@ -1,8 +1,17 @@
 """A repository from a pinned source archive: upstream's, or the distribution's where that lies in distdir/.
 
-Bazel itself finds upstream's archive in a `--distdir` or downloads it. Where the distribution
-packed the same files anew, its archive has a hash and a prefix of its own and Bazel would not take
-it for upstream's; this rule knows both pins.
+Each dependency's folder has an archive.bzl, the only place to change its version:
+  url, sha256, strip_prefix  upstream's archive.
+  distro_file                the archive's name in Debian's source package (`PACKAGE_VERSION...`).
+  distro_sha256, distro_strip_prefix
+                             only where Debian packed the same files anew, so that its archive has
+                             another hash. Without them Debian's archive is upstream's, byte for
+                             byte.
+`bazelw` reads them too, line by line, to fetch the archives from the distribution where that is
+possible: keep one `"key": "value",` on a line and the closing `}` on its own.
+
+Bazel itself finds upstream's archive in a `--distdir` or downloads it. An archive packed anew it
+would not take for upstream's; this rule knows both pins.
 """
 
 def _source_archive_impl(ctx):

@@ -1,22 +1,44 @@
 """Everything onepass depends on. A workspace that uses onepass calls onepass_deps() too.
 
-A dependency the calling workspace has declared before, under the same name, is left as it is.
-To add one: an entry in archives.bzl and, where upstream has no BUILD file, a folder here that is
-named like the repository.
+Call it after the workspace's own dependencies: one that is declared before, under the same name, is
+left as it is.
+
+To add one: a folder here that is named like the repository, with a BUILD.bazel, an archive.bzl
+(archive.bzl in this folder says what it holds) and, where upstream has no BUILD files, a
+package.BUILD; then its two lines below.
 """
 
 load("//third_party:archive.bzl", "source_archive")
-load("//third_party:archives.bzl", "ARCHIVES")
 load("//third_party/bazel:shims.bzl", "bazel_shims")
+load("//third_party/bazel_skylib:archive.bzl", BAZEL_SKYLIB = "ARCHIVE")
+load("//third_party/cli11:archive.bzl", CLI11 = "ARCHIVE")
+load("//third_party/com_google_absl:archive.bzl", COM_GOOGLE_ABSL = "ARCHIVE")
+load("//third_party/com_google_googletest:archive.bzl", COM_GOOGLE_GOOGLETEST = "ARCHIVE")
+load("//third_party/eigen:archive.bzl", EIGEN = "ARCHIVE")
+load("//third_party/nlohmann_json:archive.bzl", NLOHMANN_JSON = "ARCHIVE")
+load("//third_party/platforms:archive.bzl", PLATFORMS = "ARCHIVE")
+load("//third_party/xxhash:archive.bzl", XXHASH = "ARCHIVE")
 
-_OUR_BUILD_FILE = ["cli11", "eigen", "nlohmann_json", "xxhash"]
+_ARCHIVES = {
+    "bazel_skylib": BAZEL_SKYLIB,
+    "cli11": CLI11,
+    "com_google_absl": COM_GOOGLE_ABSL,
+    "com_google_googletest": COM_GOOGLE_GOOGLETEST,
+    "eigen": EIGEN,
+    "nlohmann_json": NLOHMANN_JSON,
+    "platforms": PLATFORMS,
+    "xxhash": XXHASH,
+}
+
+# Upstream has no BUILD file for Bazel 4, or none that builds only what is used here.
+_WITH_PACKAGE_FILE = ["cli11", "eigen", "nlohmann_json", "xxhash"]
 
 def onepass_deps():
     bazel_shims()
-    for name, archive in ARCHIVES.items():
+    for name, archive in _ARCHIVES.items():
         if not native.existing_rule(name):
             source_archive(
                 name = name,
-                build_file = Label("//third_party/%s:package.BUILD" % name) if name in _OUR_BUILD_FILE else None,
+                build_file = Label("//third_party/%s:package.BUILD" % name) if name in _WITH_PACKAGE_FILE else None,
                 **archive
             )

@@ -1,6 +1,7 @@
 #include "tools/command_line.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "CLI/App.hpp"
@@ -159,8 +160,9 @@ int RunCommandLine(absl::Span<const CommandFactory> commands,
   root.require_subcommand(0, 1);
   root.footer(absl::StrCat("'", kProgram,
                            " <subcommand> --help' lists the flags of one.\n"
-                           "Exit status: 0 success, 1 failure, 2 a command "
-                           "line that is not valid."));
+                           "Exit status: 0 success, 1 failure, 2 an unknown "
+                           "subcommand or flag, or a value that cannot be "
+                           "read."));
   std::vector<std::unique_ptr<Command>> made;
   for (const CommandFactory make : commands) {
     made.push_back(make());
@@ -198,7 +200,13 @@ int RunCommandLine(absl::Span<const CommandFactory> commands,
   const auto command = std::find_if(
       made.begin(), made.end(),
       [&name](const std::unique_ptr<Command>& c) { return name == c->name(); });
-  const absl::Status status = (*command)->Run(out, err);
+  absl::Status status;
+  // Sizes are checked before, but others take memory too.
+  try {
+    status = (*command)->Run(out, err);
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError("out of memory");
+  }
   out.flush();
   if (!status.ok()) {
     err << kProgram << " " << name << ": " << status.message() << "\n";

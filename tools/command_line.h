@@ -68,7 +68,7 @@ class Command {
   virtual const char* summary() const = 0;
   virtual void AddFlags(Flags& flags) = 0;
   // Results go to `out`, remarks about the run to `err`. The caller reports an
-  // error, so Run() does not print it.
+  // error, so Run() does not print it; nor does it catch std::bad_alloc.
   virtual absl::Status Run(std::ostream& out, std::ostream& err) = 0;
 };
 
@@ -76,7 +76,8 @@ using CommandFactory = std::unique_ptr<Command> (*)();
 
 inline constexpr int kExitSuccess = 0;
 inline constexpr int kExitFailure = 1;  // the subcommand failed
-inline constexpr int kExitUsage = 2;    // the command line is not valid
+// An unknown subcommand or flag, or a value that cannot be read.
+inline constexpr int kExitUsage = 2;
 
 // Runs the subcommand that `arguments` (without the name of the program) ask
 // for and returns the exit status of the program. 0 only if everything asked

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -15,7 +16,7 @@
 namespace onepass {
 namespace {
 
-// Prints its flags, and fails where --fail is given.
+// Prints its flags, and fails where --fail or --exhaust is given.
 class EchoCommand : public Command {
  public:
   const char* name() const override { return "echo"; }
@@ -25,9 +26,11 @@ class EchoCommand : public Command {
     flags.Add("rate", &rate_, "1/s", "How fast.");
     flags.Add("word", &word_, "text", "What.");
     flags.Add("fail", &fail_, "Fails.");
+    flags.Add("exhaust", &exhaust_, "Runs out of memory.");
   }
   absl::Status Run(std::ostream& out, std::ostream&) override {
     out << absl::StrCat(steps_, " ", rate_, " ", word_);
+    if (exhaust_) throw std::bad_alloc();
     return fail_ ? absl::InternalError("as asked") : absl::OkStatus();
   }
 
@@ -36,6 +39,7 @@ class EchoCommand : public Command {
   double rate_ = 0.5;
   std::string word_ = "hello";
   bool fail_ = false;
+  bool exhaust_ = false;
 };
 
 constexpr CommandFactory kEcho[] = {
@@ -121,6 +125,9 @@ TEST(CommandLineTest, FailuresAreReported) {
   const Result failed = RunEcho({"echo", "--fail"});
   EXPECT_EQ(failed.status, kExitFailure);
   EXPECT_EQ(failed.err, "onepass echo: as asked\n");
+  const Result exhausted = RunEcho({"echo", "--exhaust"});
+  EXPECT_EQ(exhausted.status, kExitFailure);
+  EXPECT_EQ(exhausted.err, "onepass echo: out of memory\n");
 }
 
 TEST(CommandLineTest, OutputThatIsNotTakenIsAFailure) {

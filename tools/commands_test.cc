@@ -1,8 +1,11 @@
 #include "tools/commands.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -13,10 +16,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "dispatch/dispatcher.h"
+#include "dispatch/dtype.h"
+#include "dispatch/kernel.h"
 #include "gtest/gtest.h"
 #include "kernels/default.h"
 #include "nlohmann/json.hpp"
 #include "tools/command_line.h"
+#include "tools/golden.h"
 
 namespace onepass {
 namespace {
@@ -44,6 +50,20 @@ std::vector<json> ParseLines(const std::string& text) {
   return lines;
 }
 
+std::set<std::string> Keys(const json& object) {
+  std::set<std::string> keys;
+  for (const auto& item : object.items()) keys.insert(item.key());
+  return keys;
+}
+
+json Names(DTypeSet types) {
+  json names = json::array();
+  for (const DType type : kAllDTypes) {
+    if (types.Contains(type)) names.push_back(Name(type));
+  }
+  return names;
+}
+
 // A small run on a text of our own.
 class TrainCommandTest : public testing::Test {
  protected:
@@ -57,12 +77,19 @@ class TrainCommandTest : public testing::Test {
     std::ofstream(path_, std::ios::binary) << text;
   }
 
-  Result Train(const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {
-        "train",    "--text",    path_,       "--steps", "45",
-        "--hidden", "32",        "--context", "4",       "--batch",
-        "16",       "--threads", "2"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
+  // With `flags`, which may be those of the small run with other values.
+  Result Train(const std::vector<std::string>& flags) {
+    const std::map<std::string, std::string> small = {
+        {"--text", path_}, {"--steps", "45"},  {"--hidden", "32"},
+        {"--batch", "16"}, {"--context", "4"}, {"--threads", "2"},
+    };
+    std::vector<std::string> arguments = {"train"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    for (const auto& [flag, value] : small) {
+      if (std::count(flags.begin(), flags.end(), flag) > 0) continue;
+      arguments.push_back(flag);
+      arguments.push_back(value);
+    }
     return RunOnepass(arguments);
   }
 
@@ -83,10 +110,15 @@ TEST(KernelsCommandTest, JsonHasWhatTheDispatcherReports) {
     EXPECT_EQ(kernel.at("supported"), reports[i].supported);
     EXPECT_EQ(kernel.at("selected"), reports[i].selected);
     EXPECT_EQ(kernel.at("block_numel"), reports[i].block_numel);
-    for (const char* field : {"copy_types", "gradient_types", "moment_types"}) {
-      EXPECT_TRUE(kernel.at(field).is_array()) << field;
-    }
+    const Kernel& descriptor = *reports[i].kernel;
+    EXPECT_EQ(kernel.at("copy_types"), Names(descriptor.copy_types));
+    EXPECT_EQ(kernel.at("gradient_types"), Names(descriptor.gradient_types));
+    EXPECT_EQ(kernel.at("moment_types"), Names(descriptor.moment_types));
     EXPECT_EQ(kernel.at("gradient_types").at(0), "fp32");
+    EXPECT_EQ(Keys(kernel),
+              (std::set<std::string>{"name", "rank", "supported", "selected",
+                                     "block_numel", "copy_types",
+                                     "gradient_types", "moment_types"}));
     selected += kernel.at("selected").get<bool>() ? 1 : 0;
   }
   EXPECT_EQ(selected, 1);
@@ -127,18 +159,22 @@ TEST(VerifyCommandTest, EveryKernelGivesTheGoldenDigest) {
   ASSERT_EQ(result.status, kExitSuccess) << result.err;
   const json report = json::parse(result.out);
   EXPECT_EQ(report.at("identical"), true);
-  std::set<std::string> kernels;
+  EXPECT_EQ(report.at("golden"), kGoldenDigest);
+  // Threads and piece_numel of each run, by kernel.
+  using Runs = std::multiset<std::pair<int, int64_t>>;
+  std::map<std::string, Runs> runs;
   for (const json& run : report.at("results")) {
-    EXPECT_EQ(run.at("digest"), report.at("golden"));
-    EXPECT_GE(run.at("threads"), 1);
-    EXPECT_GE(run.at("piece_numel"), 0);
-    kernels.insert(run.at("kernel").get<std::string>());
+    EXPECT_EQ(run.at("digest"), kGoldenDigest);
+    runs[run.at("kernel").get<std::string>()].emplace(
+        run.at("threads").get<int>(), run.at("piece_numel").get<int64_t>());
   }
-  size_t supported = 0;
+  std::map<std::string, Runs> expected;
   for (const KernelReport& kernel : CreateDefaultDispatcher()->Report()) {
-    supported += kernel.supported ? 1 : 0;
+    if (!kernel.supported) continue;
+    expected[kernel.kernel->name] = {
+        {1, 0}, {2, 64}, {3, 0}, {2, 8192}, {5, 1000}};
   }
-  EXPECT_EQ(kernels.size(), supported);
+  EXPECT_EQ(runs, expected);
 }
 
 TEST(VerifyCommandTest, ADifferenceIsAFailure) {
@@ -169,23 +205,42 @@ TEST_F(TrainCommandTest, JsonLines) {
   const json& last = lines.back();
   EXPECT_EQ(last.at("steps"), 45);
   EXPECT_EQ(last.at("skipped"), 0);
+  EXPECT_EQ(last.at("kernel"), (*CreateDefaultDispatcher()->Select())->name);
+  EXPECT_EQ(last.at("threads"), 2);
+  EXPECT_EQ(last.at("fused"), true);
   EXPECT_EQ(last.at("digest").get<std::string>().size(), 16);
   EXPECT_GT(last.at("bits_per_byte"), 0);
   EXPECT_LT(last.at("bits_per_byte"), last.at("baseline_bits_per_byte"));
+  EXPECT_EQ(Keys(last),
+            (std::set<std::string>{"steps", "skipped", "parameters", "kernel",
+                                   "threads", "fused", "bits_per_byte",
+                                   "baseline_bits_per_byte", "digest"}));
 }
 
 TEST_F(TrainCommandTest, FlagsReachTheTrainer) {
-  const auto digest = [this](std::vector<std::string> more) {
-    more.push_back("--json");
-    const Result result = Train(more);
+  const auto last = [this](std::vector<std::string> flags) {
+    flags.push_back("--json");
+    const Result result = Train(flags);
     EXPECT_EQ(result.status, kExitSuccess) << result.err;
-    return ParseLines(result.out).back().at("digest").get<std::string>();
+    return ParseLines(result.out).back();
+  };
+  const auto digest = [&last](const std::vector<std::string>& flags) {
+    return last(flags).at("digest").get<std::string>();
   };
   const std::string expected = digest({});
+  EXPECT_EQ(last({"--threads", "3"}).at("threads"), 3);
+  EXPECT_EQ(last({"--kernel", "scalar"}).at("kernel"), "scalar");
+  EXPECT_EQ(last({"--fused"}).at("fused"), true);
+  EXPECT_EQ(last({"--separate"}).at("fused"), false);
+  EXPECT_EQ(digest({"--threads", "3"}), expected);
   EXPECT_EQ(digest({"--fused"}), expected);
   EXPECT_EQ(digest({"--separate"}), expected);
   EXPECT_EQ(digest({"--piece_numel", "100"}), expected);
   EXPECT_EQ(digest({"--kernel", "scalar"}), expected);
+  EXPECT_NE(digest({"--steps", "44"}), expected);
+  EXPECT_NE(digest({"--batch", "17"}), expected);
+  EXPECT_NE(digest({"--context", "5"}), expected);
+  EXPECT_NE(digest({"--hidden", "33"}), expected);
   EXPECT_NE(digest({"--seed", "9"}), expected);
   EXPECT_NE(digest({"--lr", "0.01"}), expected);
   EXPECT_NE(digest({"--clip", "0.01"}), expected);

@@ -1,5 +1,10 @@
 // The program `onepass`: see commands.h for its subcommands.
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -8,6 +13,14 @@
 #include "tools/commands.h"
 
 int main(int argc, char** argv) {
+  // `bazel run` starts a program in its runfiles, and names here the folder in
+  // which it was called: paths in flags are relative to that one.
+  const char* called_in = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (called_in != nullptr && chdir(called_in) != 0) {
+    std::cerr << "onepass: BUILD_WORKING_DIRECTORY " << called_in << ": "
+              << std::strerror(errno) << "\n";
+    return onepass::kExitFailure;
+  }
   return onepass::RunCommandLine(
       onepass::kCommands, std::vector<std::string>(argv + 1, argv + argc),
       std::cout, std::cerr);

@@ -33,6 +33,30 @@ expect 2 ERR 'unknown flag --step; did you mean --steps?' train --step 3
 expect 1 ERR 'no kernel is named avx51' train --kernel avx51
 ONEPASS_KERNEL=sclar expect 1 ERR 'did you mean scalar?' kernels
 
+# `bazel run` names the folder that it was called in.
+printf 'a text of its own' >"$dir/text"
+BUILD_WORKING_DIRECTORY=$dir expect 0 OUT 'digest' train --text text --steps 3 --hidden 8
+BUILD_WORKING_DIRECTORY=$dir/none expect 1 ERR "$dir/none: No such file" kernels
+
+# expect, with KIBIBYTES of address space (and the usual stacks of threads).
+expect_within() {
+  ulimit -S -v "$1" -s 8192
+  shift
+  expect "$@"
+  exit $((failures != 0))
+}
+
+# Sanitizers map terabytes.
+if grep -qE '__(asan|tsan)_init' "$onepass"; then
+  echo 'limits of memory: not tried, the program is sanitized'
+else
+  (expect_within 1500000 1 ERR 'MiB are available' train --hidden 6000 --layers 3) || failures=1
+  # Hardly any weights: 27 MiB of numbers, and ten times that for what keeps them.
+  (expect_within 400000 1 ERR 'MiB are available' train --hidden 1 --layers 500000 --batch 1) || failures=1
+  # 300 MiB would fit, but for the stacks of 20 threads.
+  (expect_within 400000 1 ERR 'out of memory' train --hidden 3500 --layers 2 --threads 20) || failures=1
+fi
+
 if "$onepass" kernels >/dev/full 2>"$dir/ERR"; then
   echo 'onepass kernels >/dev/full: status 0'
   failures=$((failures + 1))

@@ -1,6 +1,9 @@
 // onepass train: trains a language model on a text, with the optimizer on the
 // CPU.
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -21,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "dispatch/kernel.h"
 #include "dispatch/thread_pool.h"
 #include "nlohmann/json.hpp"
 #include "tools/command_line.h"
@@ -77,13 +81,24 @@ std::optional<int64_t> ReadNumber(const char* path) {
   return number;
 }
 
-// Bytes that a process may still take without swapping: of the machine, and of
-// the container (cgroup v2) it runs in. What cannot be read sets no limit.
+// Bytes that this process may still take without swapping: of the machine, of
+// the container (cgroup v2) it runs in, and of its own limit (`ulimit -v`).
+// What cannot be read sets no limit.
 int64_t AvailableBytes() {
-  int64_t available = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  int64_t available = kNoLimit;
   const auto most = ReadNumber("/sys/fs/cgroup/memory.max");
   const auto taken = ReadNumber("/sys/fs/cgroup/memory.current");
   if (most && taken) available = std::max<int64_t>(*most - *taken, 0);
+  rlimit limit;
+  const auto mapped_pages = ReadNumber("/proc/self/statm");
+  if (mapped_pages && getrlimit(RLIMIT_AS, &limit) == 0 &&
+      limit.rlim_cur <= static_cast<rlim_t>(kNoLimit)) {
+    const int64_t mapped = *mapped_pages * sysconf(_SC_PAGESIZE);
+    available = std::min(
+        available,
+        std::max<int64_t>(static_cast<int64_t>(limit.rlim_cur) - mapped, 0));
+  }
   std::ifstream meminfo("/proc/meminfo");
   std::string name;
   int64_t kibibytes;
@@ -120,7 +135,8 @@ class TrainCommand : public Command {
               "What to learn; the last tenth is held out.");
     flags.Add("steps", &options_.steps, "updates", "Length of the training.");
     flags.Add("batch", &options_.batch, "positions", "Positions in a step.");
-    flags.Add("context", &model.context, "bytes", "What the model sees.");
+    flags.Add("context", &model.context, "bytes",
+              "Bytes before the predicted one.");
     flags.Add("embedding", &model.embedding, "numbers",
               "Width of a byte's vector.");
     flags.Add("hidden", &model.hidden, "numbers", "Width of a hidden layer.");
@@ -128,13 +144,15 @@ class TrainCommand : public Command {
     flags.Add("lr", &options_.lr, "rate", "Learning rate of Adam.");
     flags.Add("clip", &options_.clip, "norm",
               "Largest norm of the gradient; 0: no limit.");
-    flags.Add("seed", &options_.seed, "number", "Of weights and positions.");
+    flags.Add("seed", &options_.seed, "number",
+              "Seed of weights and positions.");
     flags.Add("threads", &threads_, "threads",
               "0: one for each processor allowed.");
     flags.Add("kernel", &kernel_, "name",
               "See 'onepass kernels'. [$ONEPASS_KERNEL, else the best here]");
     flags.Add("piece_numel", &options_.piece_numel, "elements",
-              "Piece of the fused step.");
+              "Piece of the fused step; up to 4096 elements run on one "
+              "thread.");
     flags.Add(
         "fused", &fused_,
         "Scale, step and bf16 copy in one pass, by pieces. [the default]");
@@ -175,7 +193,7 @@ class TrainCommand : public Command {
           (*trainer)->parameters(), (*choice->selected)->name,
           (*pool)->threads(), (*trainer)->fused() ? "fused" : "separate");
     }
-    return Train(**trainer, out);
+    return Train(**choice->selected, **pool, **trainer, out);
   }
 
  private:
@@ -196,7 +214,8 @@ class TrainCommand : public Command {
     return ReadText(text_, *text_bytes);
   }
 
-  absl::Status Train(Trainer& trainer, std::ostream& out) {
+  absl::Status Train(const Kernel& kernel, const ThreadPool& pool,
+                     Trainer& trainer, std::ostream& out) {
     const int64_t every = std::max<int64_t>(options_.steps / kProgressLines, 1);
     int64_t skipped = 0;
     Interval interval;
@@ -219,6 +238,9 @@ class TrainCommand : public Command {
       out << nlohmann::ordered_json{{"steps", options_.steps},
                                     {"skipped", skipped},
                                     {"parameters", trainer.parameters()},
+                                    {"kernel", kernel.name},
+                                    {"threads", pool.threads()},
+                                    {"fused", trainer.fused()},
                                     {"bits_per_byte", *bits},
                                     {"baseline_bits_per_byte", baseline},
                                     {"digest", trainer.Digest()}}

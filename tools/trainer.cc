@@ -22,6 +22,11 @@ namespace {
 // weights, widened, gradient, master, exp_avg, exp_avg_sq of Trainer::Unit.
 constexpr int64_t kUnitBytes = 2 + 4 + 4 + 4 + 4 + 4;
 
+// What a layer takes beside its numbers, at most: names, vectors and matrices,
+// twice while a vector of them grows, and what the heap adds. Measured: up to
+// 640.
+constexpr int64_t kLayerBytes = 1024;
+
 // The seed of positions is not that of the weights.
 constexpr uint64_t kPositionsSeed = 0x706f736974696f6e;
 
@@ -97,10 +102,14 @@ absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
                             : 2 * std::min(options.piece_numel, *parameters);
   };
   int64_t bytes;
+  int64_t layers;
   int64_t positions;
   if (__builtin_mul_overflow(*parameters, kUnitBytes, &bytes) ||
       __builtin_add_overflow(
           bytes, staging() * static_cast<int64_t>(sizeof(uint16_t)), &bytes) ||
+      __builtin_add_overflow(options.model.layers, 2, &layers) ||
+      __builtin_mul_overflow(layers, kLayerBytes, &layers) ||
+      __builtin_add_overflow(bytes, layers, &bytes) ||
       __builtin_mul_overflow(options.batch, int64_t{sizeof(int64_t)},
                              &positions) ||
       __builtin_add_overflow(bytes, positions, &bytes) ||

@@ -47,8 +47,9 @@ struct TrainOptions {
 };
 
 // Bytes that training takes beside the program: state, weights, activations,
-// staging, and the text. InvalidArgument: an option that makes no sense, or a
-// text too short for it. OutOfRange: the model does not fit 64 bits.
+// staging, what keeps each layer, and the text. InvalidArgument: an option that
+// makes no sense, or a text too short for it. OutOfRange: the model does not
+// fit 64 bits.
 absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
                                       int64_t text_bytes);
 

@@ -18,18 +18,12 @@
 #include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
 #include "kernels/default.h"
+#include "tests/counting_kernel.h"
+#include "tests/test_kernels.h"
 #include "tools/language_model.h"
 
 namespace onepass {
 namespace {
-
-std::vector<const Kernel*> SupportedKernels() {
-  std::vector<const Kernel*> kernels;
-  for (const KernelReport& report : CreateDefaultDispatcher()->Report()) {
-    if (report.supported) kernels.push_back(report.kernel);
-  }
-  return kernels;
-}
 
 const Kernel& SelectedKernel() { return **CreateDefaultDispatcher()->Select(); }
 
@@ -82,7 +76,7 @@ TEST(TrainerTest, TheSameBitsHoweverItIsDone) {
   const std::string expected =
       DigestAfter(kSteps, SelectedKernel(), 1, SmallOptions());
   EXPECT_EQ(expected.size(), 16);
-  for (const Kernel* kernel : SupportedKernels()) {
+  for (const Kernel* kernel : RunnableKernels()) {
     for (const int threads : {1, 3}) {
       for (const int64_t piece_numel :
            {int64_t{1}, int64_t{1000}, std::numeric_limits<int64_t>::max()}) {
@@ -120,6 +114,73 @@ TEST(TrainerTest, FallsBackWhereTheKernelWritesNoCopies) {
   EXPECT_FALSE(MakeTrainer(kernel, *pool, SmallOptions())->fused());
   EXPECT_EQ(DigestAfter(4, kernel, 2, SmallOptions()),
             DigestAfter(4, SelectedKernel(), 2, SmallOptions()));
+}
+
+// What a few steps call.
+struct Calls {
+  int64_t adam_step;
+  int64_t adam_step_with_copy;
+  int64_t scale;
+  // Times that Adam and the cast to the device went over all weights.
+  double adam_passes;
+  double cast_passes;
+};
+
+// A `slot` is counted in for good: each test has its own.
+template <int slot>
+Calls CallsOfSteps(const TrainOptions& options, DTypeSet copy_types) {
+  constexpr int kSteps = 3;
+  Kernel kernel = MakeCountingKernel<slot>(ScalarKernel(), "counting");
+  kernel.copy_types = copy_types;
+  const OperationCounter& counts = OperationCounts<slot>();
+  const auto pool = *ThreadPool::Create({2});
+  const auto trainer = MakeTrainer(kernel, *pool, options);
+  // A new trainer casts all weights to the device, and both HeldOutBits()
+  // and a step cast them back to fp32.
+  const int64_t to_device = counts.cast;
+  EXPECT_TRUE(trainer->HeldOutBits().ok());
+  const int64_t back = counts.cast - to_device;
+  EXPECT_GT(to_device, 0);
+  EXPECT_GT(back, 0);
+  EXPECT_EQ(counts.Total(), counts.cast);
+  for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(trainer->Step().ok());
+  Calls calls;
+  calls.adam_step = counts.adam_step;
+  calls.adam_step_with_copy = counts.adam_step_with_copy;
+  calls.scale = counts.scale;
+  calls.adam_passes = static_cast<double>(counts.adam_step_numel) /
+                      static_cast<double>(kSteps * trainer->parameters());
+  calls.cast_passes =
+      static_cast<double>(counts.cast - to_device - (1 + kSteps) * back) /
+      static_cast<double>(kSteps * to_device);
+  return calls;
+}
+
+TEST(TrainerTest, FusedIsOnePass) {
+  const Calls calls = CallsOfSteps<0>(SmallOptions(), kCopyTypes);
+  EXPECT_EQ(calls.adam_passes, 1);
+  EXPECT_GT(calls.adam_step_with_copy, 0);
+  EXPECT_EQ(calls.adam_step_with_copy, calls.adam_step);
+  EXPECT_EQ(calls.scale, 0);
+  EXPECT_EQ(calls.cast_passes, 0);
+}
+
+TEST(TrainerTest, SeparateIsThreePasses) {
+  TrainOptions options = SmallOptions();
+  options.separate = true;
+  const Calls calls = CallsOfSteps<1>(options, kCopyTypes);
+  EXPECT_EQ(calls.adam_passes, 1);
+  EXPECT_EQ(calls.adam_step_with_copy, 0);
+  EXPECT_GT(calls.scale, 0);
+  EXPECT_EQ(calls.cast_passes, 1);
+}
+
+TEST(TrainerTest, WithoutCopiesOnlyTheCastIsAPassOfItsOwn) {
+  const Calls calls = CallsOfSteps<2>(SmallOptions(), {});
+  EXPECT_EQ(calls.adam_passes, 1);
+  EXPECT_EQ(calls.adam_step_with_copy, 0);
+  EXPECT_EQ(calls.scale, 0);
+  EXPECT_EQ(calls.cast_passes, 1);
 }
 
 TEST(TrainerTest, LearnsMoreThanFrequencies) {
@@ -216,9 +277,10 @@ TEST(TrainingBytesTest, CountsTheState) {
       LanguageModel::ParameterCount(options.model).value();
   const int64_t activations =
       LanguageModel::ActivationBytes(options.model, options.batch).value();
-  EXPECT_EQ(
-      TrainingBytes(options, 1000).value(),
-      22 * parameters + 2 * 10 * 2 + activations + 8 * options.batch + 1000);
+  const int64_t layers = options.model.layers + 2;
+  EXPECT_EQ(TrainingBytes(options, 1000).value(),
+            22 * parameters + 2 * 10 * 2 + activations + 1024 * layers +
+                8 * options.batch + 1000);
 }
 
 }  // namespace

@@ -23,11 +23,12 @@ namespace onepass {
 namespace {
 
 // One thread and several, as many as divide the work evenly and as do not; one
-// call, pieces of a block or so, and pieces that cut leaves.
+// call, pieces of a block or so, of whole leaves, for several threads each, and
+// pieces that cut leaves.
 constexpr struct {
   int threads;
   int64_t piece_numel;
-} kRuns[] = {{1, 0}, {2, 64}, {5, 1000}};
+} kRuns[] = {{1, 0}, {2, 64}, {3, 0}, {2, 8192}, {5, 1000}};
 
 class VerifyCommand : public Command {
  public:

@@ -10,6 +10,7 @@
 #include "dispatch/fp_environment.h"
 #include "dispatch/kernel.h"
 #include "kernels/generic/convert.h"
+#include "kernels/generic/leaf.h"
 #include "kernels/generic/loop.h"
 
 namespace onepass {
@@ -19,20 +20,17 @@ template <typename T, DType type>
 [[gnu::noinline]] void AbsMaxLoop(const AbsMaxArgs& args) {
   const ScopedFpEnvironment fp;
   const AbsMaxArgs a = args;
-  for (int64_t begin = 0; begin < a.numel; begin += kLeafNumel) {
-    const int64_t rest = a.numel - begin;
+  ForEachLeaf(a.numel, [&](int64_t leaf, int64_t begin, int64_t end) {
     auto largest = T::SetU32(0);
-    ForEachVector<T>(rest < kLeafNumel ? rest : kLeafNumel,
-                     [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
-                       largest = T::Max(
-                           largest,
-                           T::And(T::Bits(Load<T, type>(a.x, begin + i, lanes)),
-                                  T::SetU32(kF32AbsMask)));
-                     });
+    ForEachVector<T>(
+        end - begin, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
+          const auto bits = T::Bits(Load<T, type>(a.x, begin + i, lanes));
+          largest = T::Max(largest, T::And(bits, T::SetU32(kF32AbsMask)));
+        });
     uint32_t bits = T::ReduceMax(largest);
     if (bits > kF32Infinity) bits = kF32CanonicalNaN;
-    __builtin_memcpy(&a.leaf_absmax[begin / kLeafNumel], &bits, sizeof(bits));
-  }
+    __builtin_memcpy(&a.leaf_absmax[leaf], &bits, sizeof(bits));
+  });
 }
 
 template <typename T>

@@ -37,11 +37,9 @@ template <typename T, DType term_type, DType out_type>
                                   ONEPASS_LAMBDA_INLINE { step(i, lanes); });
     return;
   }
-  for (int64_t begin = 0; begin < a.numel; begin += kLeafNumel) {
-    const int64_t rest = a.numel - begin;
-    a.leaf_sums[begin / kLeafNumel] = LeafSum<T>(
-        begin, begin + (rest < kLeafNumel ? rest : kLeafNumel), step);
-  }
+  ForEachLeaf(a.numel, [&](int64_t leaf, int64_t begin, int64_t end) {
+    a.leaf_sums[leaf] = LeafSum<T>(begin, end, step);
+  });
 }
 
 template <typename T>

@@ -65,83 +65,72 @@ ONEPASS_INLINE typename T::F32 DecodeBFloat16(typename T::U32 code) {
   return T::FromBits(T::template ShiftLeft<16>(code));
 }
 
-// A narrow format with `mantissa` explicit bits and exponent bias `bias`, from
-// fp32 magnitudes: normals are rounded as integers and rebased; below the least
-// normal, adding the power of two whose last place is the format's least
-// subnormal rounds to a multiple of it, once and to nearest even.
-template <typename T, int mantissa, int bias>
-ONEPASS_INLINE typename T::U32 EncodeNarrowMagnitude(
-    typename T::U32 magnitude) {
-  constexpr int kShift = 23 - mantissa;
-  constexpr uint32_t kLeastNormal = uint32_t{127 - bias + 1} << 23;
-  constexpr uint32_t kRounder = uint32_t{127 - bias + 1 + kShift} << 23;
+// IEEE 754 binary16.
+struct Float16Format {
+  static constexpr int kBits = 16;
+  static constexpr int kMantissaBits = 10;
+  static constexpr int kBias = 15;
+  static constexpr uint32_t kLargest = 0x7bff;   // finite
+  static constexpr uint32_t kOverflow = 0x7c00;  // infinity
+  static constexpr uint32_t kNaN = 0x7e00;
+};
+
+// OCP 8-bit floating point specification, revision 1.0: E4M3. Saturates.
+struct Float8E4M3Format {
+  static constexpr int kBits = 8;
+  static constexpr int kMantissaBits = 3;
+  static constexpr int kBias = 7;
+  static constexpr uint32_t kLargest = 0x7e;   // 448
+  static constexpr uint32_t kOverflow = 0x7e;  // 448 too
+  static constexpr uint32_t kNaN = 0x7f;
+};
+
+// To a format of fewer exponent bits. Normals are rounded as integers and
+// rebased; below the least normal, adding the power of two whose last place is
+// the format's least subnormal rounds to a multiple of it, once and to nearest
+// even.
+template <typename T, typename Format>
+ONEPASS_INLINE typename T::U32 EncodeNarrow(typename T::F32 x) {
+  constexpr int kShift = 23 - Format::kMantissaBits;
+  constexpr uint32_t kRebase = 127 - Format::kBias;
+  constexpr uint32_t kLeastNormal = (kRebase + 1) << 23;
+  constexpr uint32_t kRounder = (kRebase + 1 + kShift) << 23;
+  const auto bits = T::Bits(x);
+  const auto magnitude = T::And(bits, T::SetU32(kF32AbsMask));
   const auto normal = T::Sub(ShiftRightToNearestEven<T, kShift>(magnitude),
-                             T::SetU32(uint32_t{127 - bias} << mantissa));
+                             T::SetU32(kRebase << Format::kMantissaBits));
   const auto rounder = T::SetU32(kRounder);
   const auto subnormal = T::Sub(
       T::Bits(T::Add(T::FromBits(magnitude), T::FromBits(rounder))), rounder);
-  return T::Select(T::Greater(T::SetU32(kLeastNormal), magnitude), subnormal,
-                   normal);
+  const auto rounded = T::Select(T::Greater(T::SetU32(kLeastNormal), magnitude),
+                                 subnormal, normal);
+  const auto overflow = T::SetU32(Format::kOverflow);
+  const auto saturated =
+      T::Select(T::Greater(rounded, overflow), overflow, rounded);
+  const auto sign = T::And(T::template ShiftRight<32 - Format::kBits>(bits),
+                           T::SetU32(uint32_t{1} << (Format::kBits - 1)));
+  return T::Select(IsNaN<T>(magnitude), T::SetU32(Format::kNaN),
+                   T::Or(sign, saturated));
 }
 
-// The inverse, finite values only: read as fp32 with the wrong bias, which one
+// The inverse. Finite codes are read as fp32 with the wrong bias, which one
 // exact multiplication by a power of two puts right, subnormals too.
-template <typename T, int mantissa, int bias>
-ONEPASS_INLINE typename T::F32 DecodeNarrowMagnitude(
-    typename T::U32 magnitude) {
-  constexpr uint32_t kRebase = uint32_t{127 + 127 - bias} << 23;
-  return T::Mul(T::FromBits(T::template ShiftLeft<23 - mantissa>(magnitude)),
-                T::FromBits(T::SetU32(kRebase)));
-}
-
-template <typename T>
-ONEPASS_INLINE typename T::U32 EncodeFloat16(typename T::F32 x) {
-  const auto bits = T::Bits(x);
-  const auto magnitude = T::And(bits, T::SetU32(kF32AbsMask));
-  const auto infinity = T::SetU32(0x7c00);
-  const auto rounded = EncodeNarrowMagnitude<T, 10, 15>(magnitude);
-  // 65520 and above rounds to infinity's code or beyond it.
-  const auto saturated =
-      T::Select(T::Greater(rounded, infinity), infinity, rounded);
-  const auto sign = T::And(T::template ShiftRight<16>(bits), T::SetU32(0x8000));
-  return T::Select(IsNaN<T>(magnitude), T::SetU32(0x7e00),
-                   T::Or(sign, saturated));
-}
-
-template <typename T>
-ONEPASS_INLINE typename T::F32 DecodeFloat16(typename T::U32 code) {
-  const auto magnitude = T::And(code, T::SetU32(0x7fff));
-  const auto sign = T::template ShiftLeft<16>(T::And(code, T::SetU32(0x8000)));
-  const auto finite = T::Bits(DecodeNarrowMagnitude<T, 10, 15>(magnitude));
-  const auto infinity_or_nan =
-      T::Or(T::template ShiftLeft<13>(magnitude), T::SetU32(kF32Infinity));
+template <typename T, typename Format>
+ONEPASS_INLINE typename T::F32 DecodeNarrow(typename T::U32 code) {
+  constexpr uint32_t kRebase = uint32_t{127 + 127 - Format::kBias} << 23;
+  constexpr uint32_t kSign = uint32_t{1} << (Format::kBits - 1);
+  const auto magnitude = T::And(code, T::SetU32(kSign - 1));
+  const auto sign =
+      T::template ShiftLeft<32 - Format::kBits>(T::And(code, T::SetU32(kSign)));
+  const auto misread =
+      T::template ShiftLeft<23 - Format::kMantissaBits>(magnitude);
+  const auto finite =
+      T::Bits(T::Mul(T::FromBits(misread), T::FromBits(T::SetU32(kRebase))));
+  // Infinity keeps its mantissa of zero, NaN one that is not.
+  const auto not_finite = T::Or(misread, T::SetU32(kF32Infinity));
   return T::FromBits(
-      T::Or(sign, T::Select(T::Greater(magnitude, T::SetU32(0x7bff)),
-                            infinity_or_nan, finite)));
-}
-
-// OCP 8-bit floating point specification, revision 1.0: E4M3. Saturates.
-template <typename T>
-ONEPASS_INLINE typename T::U32 EncodeFloat8E4M3(typename T::F32 x) {
-  const auto bits = T::Bits(x);
-  const auto magnitude = T::And(bits, T::SetU32(kF32AbsMask));
-  const auto largest = T::SetU32(0x7e);  // 448
-  const auto rounded = EncodeNarrowMagnitude<T, 3, 7>(magnitude);
-  const auto saturated =
-      T::Select(T::Greater(rounded, largest), largest, rounded);
-  const auto sign = T::And(T::template ShiftRight<24>(bits), T::SetU32(0x80));
-  return T::Select(IsNaN<T>(magnitude), T::SetU32(0x7f),
-                   T::Or(sign, saturated));
-}
-
-template <typename T>
-ONEPASS_INLINE typename T::F32 DecodeFloat8E4M3(typename T::U32 code) {
-  const auto magnitude = T::And(code, T::SetU32(0x7f));
-  const auto sign = T::template ShiftLeft<24>(T::And(code, T::SetU32(0x80)));
-  const auto finite = T::Bits(DecodeNarrowMagnitude<T, 3, 7>(magnitude));
-  return T::FromBits(
-      T::Or(sign, T::Select(T::Greater(magnitude, T::SetU32(0x7e)),
-                            T::SetU32(kF32CanonicalNaN), finite)));
+      T::Or(sign, T::Select(T::Greater(magnitude, T::SetU32(Format::kLargest)),
+                            not_finite, finite)));
 }
 
 // Elements i, i + 1, ... as fp32; `lanes` says how many, as in Traits.
@@ -156,10 +145,10 @@ ONEPASS_INLINE typename T::F32 Load(const void* base, int64_t i, Lanes lanes) {
     if constexpr (T::kHardwareHalf) {
       return T::LoadHalf(p, lanes);
     } else {
-      return DecodeFloat16<T>(T::LoadU16(p, lanes));
+      return DecodeNarrow<T, Float16Format>(T::LoadU16(p, lanes));
     }
   } else {
-    return DecodeFloat8E4M3<T>(T::LoadU8(p, lanes));
+    return DecodeNarrow<T, Float8E4M3Format>(T::LoadU8(p, lanes));
   }
 }
 
@@ -180,10 +169,10 @@ ONEPASS_INLINE void Store(void* base, int64_t i, typename T::F32 x,
                                 T::SetU32(kF32CanonicalNaN), T::Bits(x))),
           lanes);
     } else {
-      T::StoreU16(p, EncodeFloat16<T>(x), lanes);
+      T::StoreU16(p, EncodeNarrow<T, Float16Format>(x), lanes);
     }
   } else {
-    T::StoreU8(p, EncodeFloat8E4M3<T>(x), lanes);
+    T::StoreU8(p, EncodeNarrow<T, Float8E4M3Format>(x), lanes);
   }
 }
 

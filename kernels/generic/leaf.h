@@ -1,5 +1,5 @@
-// The sum of squares of a leaf, added in one fixed order on every instruction
-// set.
+// Leaves, and the sum of squares of one, added in one fixed order on every
+// instruction set.
 
 #ifndef ONEPASS_KERNELS_GENERIC_LEAF_H_
 #define ONEPASS_KERNELS_GENERIC_LEAF_H_
@@ -14,6 +14,16 @@ namespace generic {
 
 // Accumulators of a leaf: element j goes to accumulator j % kRow.
 inline constexpr int kRow = 16;
+
+// Calls body(leaf, begin, end) for the leaves of [0, numel).
+template <typename Body>
+ONEPASS_INLINE void ForEachLeaf(int64_t numel, const Body& body) {
+  for (int64_t begin = 0; begin < numel; begin += kLeafNumel) {
+    const int64_t rest = numel - begin;
+    body(begin / kLeafNumel, begin,
+         begin + (rest < kLeafNumel ? rest : kLeafNumel));
+  }
+}
 
 // Calls load(i, lanes) -> fp32 lanes for all elements of [begin, end), at most
 // a leaf, and returns the sum of their squares. The rows are walked in steps of

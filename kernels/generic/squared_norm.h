@@ -17,13 +17,12 @@ template <typename T, DType type>
 [[gnu::noinline]] void SquaredNormLoop(const SquaredNormArgs& args) {
   const ScopedFpEnvironment fp;
   const SquaredNormArgs a = args;
-  for (int64_t begin = 0; begin < a.numel; begin += kLeafNumel) {
-    const int64_t rest = a.numel - begin;
-    a.leaf_sums[begin / kLeafNumel] = LeafSum<T>(
-        begin, begin + (rest < kLeafNumel ? rest : kLeafNumel),
-        [&](int64_t i, auto lanes)
-            ONEPASS_LAMBDA_INLINE { return Load<T, type>(a.x, i, lanes); });
-  }
+  auto load = [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
+    return Load<T, type>(a.x, i, lanes);
+  };
+  ForEachLeaf(a.numel, [&](int64_t leaf, int64_t begin, int64_t end) {
+    a.leaf_sums[leaf] = LeafSum<T>(begin, end, load);
+  });
 }
 
 template <typename T>
