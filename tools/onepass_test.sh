@@ -50,11 +50,12 @@ expect_within() {
 if grep -qE '__(asan|tsan)_init' "$onepass"; then
   echo 'limits of memory: not tried, the program is sanitized'
 else
-  (expect_within 1500000 1 ERR 'MiB are available' train --hidden 6000 --layers 3) || failures=1
+  small=(train --text "$dir/text" --steps 1 --batch 1)
+  (expect_within 1500000 1 ERR 'MiB are available' "${small[@]}" --hidden 6000 --layers 4) || failures=1
   # Hardly any weights: 27 MiB of numbers, and ten times that for what keeps them.
-  (expect_within 400000 1 ERR 'MiB are available' train --hidden 1 --layers 500000 --batch 1) || failures=1
+  (expect_within 200000 1 ERR 'MiB are available' "${small[@]}" --hidden 1 --layers 500000) || failures=1
   # 300 MiB would fit, but for the stacks of 20 threads.
-  (expect_within 400000 1 ERR 'out of memory' train --hidden 3500 --layers 2 --threads 20) || failures=1
+  (expect_within 400000 1 ERR 'out of memory' "${small[@]}" --hidden 3500 --layers 2 --threads 20) || failures=1
 fi
 
 if "$onepass" kernels >/dev/full 2>"$dir/ERR"; then
