@@ -5,13 +5,13 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <type_traits>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 
 namespace onepass {
 namespace {
@@ -141,7 +141,7 @@ void AddLeafSums(
     absl::FunctionRef<void(int64_t begin, int64_t end, double* sums)>
         leaf_sums) {
   constexpr int64_t kLeaves = 64;
-  absl::Mutex mutex;
+  std::mutex mutex;
   pool.ParallelFor(numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     NormSum local;
     double sums[kLeaves];
@@ -152,7 +152,7 @@ void AddLeafSums(
         local.Add(sums[leaf]);
       }
     }
-    absl::MutexLock lock(&mutex);
+    std::lock_guard<std::mutex> lock(mutex);
     sum.Merge(local);
   });
 }

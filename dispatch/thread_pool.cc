@@ -97,10 +97,7 @@ absl::StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(
 
 ThreadPool::~ThreadPool() {
   work_ = nullptr;
-  {
-    absl::MutexLock lock(&sleep_mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
-  }
+  Publish();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -111,26 +108,20 @@ void ThreadPool::Run(absl::FunctionRef<void(int)> work) {
     }
     return;
   }
-  absl::MutexLock run_lock(&run_mutex_);
+  std::lock_guard<std::mutex> run_lock(run_mutex_);
   work_ = &work;
   unfinished_.store(static_cast<int>(workers_.size()),
                     std::memory_order_relaxed);
-  {
-    // Advanced under the mutex, so that sleepers look again.
-    absl::MutexLock lock(&sleep_mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
-  }
+  Publish();
   RunPart(this, work, 0);
   for (int spin = 0; spin < kSpins; ++spin) {
     if (unfinished_.load(std::memory_order_acquire) == 0) return;
     Pause();
   }
-  absl::MutexLock lock(&sleep_mutex_);
-  sleep_mutex_.Await(absl::Condition(
-      +[](std::atomic<int>* unfinished) {
-        return unfinished->load(std::memory_order_acquire) == 0;
-      },
-      &unfinished_));
+  std::unique_lock<std::mutex> lock(sleep_mutex_);
+  work_done_.wait(lock, [this] {
+    return unfinished_.load(std::memory_order_acquire) == 0;
+  });
 }
 
 void ThreadPool::ParallelFor(
@@ -157,23 +148,23 @@ void ThreadPool::ParallelFor(
   });
 }
 
+void ThreadPool::Publish() {
+  {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  work_published_.notify_all();
+}
+
 void ThreadPool::AwaitGeneration(uint32_t seen) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (generation_.load(std::memory_order_acquire) != seen) return;
     Pause();
   }
-  struct Wait {
-    std::atomic<uint32_t>* generation;
-    uint32_t seen;
-  } wait{&generation_, seen};
-  // As a reader, so that all sleepers are woken at once: of writers each would
-  // wake the next.
-  absl::ReaderMutexLock lock(&sleep_mutex_);
-  sleep_mutex_.Await(absl::Condition(
-      +[](Wait* w) {
-        return w->generation->load(std::memory_order_acquire) != w->seen;
-      },
-      &wait));
+  std::unique_lock<std::mutex> lock(sleep_mutex_);
+  work_published_.wait(lock, [this, seen] {
+    return generation_.load(std::memory_order_acquire) != seen;
+  });
 }
 
 void ThreadPool::WorkerLoop(int worker) {
@@ -183,8 +174,10 @@ void ThreadPool::WorkerLoop(int worker) {
     if (work == nullptr) return;
     RunPart(this, *work, worker);
     if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      // The last one: the mutex makes a sleeping caller look again.
-      absl::MutexLock lock(&sleep_mutex_);
+      // The last one. The mutex: a caller that has just seen work unfinished is
+      // asleep by then, or will look again.
+      { std::lock_guard<std::mutex> lock(sleep_mutex_); }
+      work_done_.notify_one();
     }
   }
 }

@@ -14,14 +14,15 @@
 #define ONEPASS_DISPATCH_THREAD_POOL_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 
 namespace onepass {
 
@@ -69,12 +70,14 @@ class ThreadPool {
   ThreadPool() = default;
 
   void WorkerLoop(int worker);
+  // Lets the workers see `work_`.
+  void Publish();
   // Returns when `generation_` is no longer `seen`.
   void AwaitGeneration(uint32_t seen);
 
   std::vector<std::thread> workers_;
 
-  absl::Mutex run_mutex_;  // one Run() at a time
+  std::mutex run_mutex_;  // one Run() at a time
 
   // A run is published by storing `work_` and then advancing `generation_`.
   const absl::FunctionRef<void(int)>* work_ = nullptr;  // null: stop
@@ -82,7 +85,9 @@ class ThreadPool {
   std::atomic<int> unfinished_{0};
 
   // For sleeping only: guards no data beside the waiting itself.
-  absl::Mutex sleep_mutex_;
+  std::mutex sleep_mutex_;
+  std::condition_variable work_published_;
+  std::condition_variable work_done_;
 };
 
 }  // namespace onepass

@@ -9,8 +9,10 @@
 #include <chrono>
 #include <cstdint>
 #include <fstream>
+#include <future>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -20,8 +22,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "tests/allocation_counter.h"
 #include "tests/hostile_fp_environment.h"
@@ -49,10 +49,10 @@ struct Range {
 
 // The calls of ParallelFor, in order of their beginnings.
 std::vector<Range> Ranges(ThreadPool& pool, int64_t numel, int64_t grain) {
-  absl::Mutex mutex;
+  std::mutex mutex;
   std::vector<Range> ranges;
   pool.ParallelFor(numel, grain, [&](int64_t begin, int64_t end) {
-    absl::MutexLock lock(&mutex);
+    std::lock_guard<std::mutex> lock(mutex);
     ranges.push_back({begin, end, std::this_thread::get_id()});
   });
   std::sort(ranges.begin(), ranges.end());
@@ -140,18 +140,18 @@ TEST(ThreadPoolTest, OneGrainRunsOnTheCallingThread) {
 
 TEST(ThreadPoolTest, OneGrainWaitsForNobody) {
   const auto pool = MakePool(2);
-  absl::Notification started;
-  absl::Notification done;
+  std::promise<void> started;
+  std::promise<void> done;
   std::thread other([&] {
     pool->Run([&](int worker) {
       if (worker != 0) return;
-      started.Notify();
-      done.WaitForNotification();
+      started.set_value();
+      done.get_future().wait();
     });
   });
-  started.WaitForNotification();
+  started.get_future().wait();
   EXPECT_EQ(Ranges(*pool, 100, 100).size(), 1u);
-  done.Notify();
+  done.set_value();
   other.join();
 }
 

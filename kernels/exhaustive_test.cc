@@ -9,11 +9,11 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "gtest/gtest.h"
@@ -108,7 +108,7 @@ std::string ForAllPatterns(
                                     int64_t count)>& check) {
   const uint64_t stride = LongTestStride();
   const unsigned threads = std::max(1u, std::thread::hardware_concurrency());
-  absl::Mutex mutex;
+  std::mutex mutex;
   std::string wrong;
   std::vector<std::thread> workers;
   for (unsigned worker = 0; worker < threads; ++worker) {
@@ -136,7 +136,7 @@ std::string ForAllPatterns(
               check(static_cast<uint32_t>(first), static_cast<uint32_t>(stride),
                     static_cast<int64_t>((end - first + stride - 1) / stride));
         }
-        absl::MutexLock lock(&mutex);
+        std::lock_guard<std::mutex> lock(mutex);
         if (!found.empty()) wrong = found;
         if (!wrong.empty()) return;
       }

@@ -37,15 +37,6 @@ class SkipAll : public testing::EmptyTestEventListener {
 }  // namespace
 }  // namespace onepass
 
-#ifdef __SANITIZE_THREAD__
-// absl::Mutex wakes a sleeper through memory that the sleeper mapped, in an
-// order that the runtime does not see. No code of others runs inside Post().
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:absl::*::synchronization_internal::Waiter::Post\n";
-}
-#endif
-
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const absl::Status status = onepass::PinnedKernelStatus();
