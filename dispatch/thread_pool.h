@@ -8,7 +8,8 @@
 //
 // There is no global pool: it is created once and handed to whoever works. The
 // child of a fork() has none of its threads: it needs a pool of its own. Limits
-// of processor time, as containers have, are not counted; ThreadPoolOptions is.
+// of processor time, as containers have, are not looked at: where there is one,
+// set ThreadPoolOptions::threads.
 
 #ifndef ONEPASS_DISPATCH_THREAD_POOL_H_
 #define ONEPASS_DISPATCH_THREAD_POOL_H_

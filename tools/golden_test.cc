@@ -1,13 +1,12 @@
 #include "tools/golden.h"
 
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "dispatch/kernel.h"
-#include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
+#include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -21,15 +20,13 @@ TEST_P(GoldenTest, ThreadsAndPiecesGiveTheDigest) {
   const int step = LongTestStride() == 1 ? 1 : 3;
   int run = 0;
   for (int threads : {1, 2, 3, 7}) {
-    absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
-        ThreadPool::Create({threads});
-    ASSERT_TRUE(pool.ok()) << pool.status();
+    const auto pool = MakePool(threads);
     for (int64_t piece_numel : {0, 1, 1000, 4096, 100000}) {
       if (run++ % step != 0) continue;
       SCOPED_TRACE(testing::Message()
                    << threads << " threads, piece_numel " << piece_numel);
       absl::StatusOr<std::string> digest =
-          RunGoldenWorkload(*GetParam(), **pool, piece_numel);
+          RunGoldenWorkload(*GetParam(), *pool, piece_numel);
       ASSERT_TRUE(digest.ok()) << digest.status();
       EXPECT_EQ(*digest, kGoldenDigest);
     }
@@ -47,9 +44,8 @@ class BrokenKernelTest : public testing::Test {
   static std::string DigestWith(const KernelOperations& operations) {
     Kernel kernel = ScalarKernel();
     kernel.operations = &operations;
-    absl::StatusOr<std::unique_ptr<ThreadPool>> pool = ThreadPool::Create({1});
-    if (!pool.ok()) return pool.status().ToString();
-    absl::StatusOr<std::string> digest = RunGoldenWorkload(kernel, **pool, 0);
+    const auto pool = MakePool(1);
+    absl::StatusOr<std::string> digest = RunGoldenWorkload(kernel, *pool, 0);
     return digest.ok() ? *digest : digest.status().ToString();
   }
 };

@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "kernels/default.h"
 #include "tests/counting_kernel.h"
+#include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 #include "tools/language_model.h"
 
@@ -61,7 +62,7 @@ std::unique_ptr<Trainer> MakeTrainer(const Kernel& kernel, ThreadPool& pool,
 
 std::string DigestAfter(int steps, const Kernel& kernel, int threads,
                         const TrainOptions& options) {
-  const auto pool = *ThreadPool::Create({threads});
+  const auto pool = MakePool(threads);
   const auto trainer = MakeTrainer(kernel, *pool, options);
   for (int i = 0; i < steps; ++i) {
     const absl::StatusOr<TrainStep> step = trainer->Step();
@@ -109,7 +110,7 @@ TEST(TrainerTest, FallsBackWhereTheKernelWritesNoCopies) {
   Kernel kernel = SelectedKernel();
   kernel.name = "no_copies";
   kernel.copy_types = {};
-  const auto pool = *ThreadPool::Create({2});
+  const auto pool = MakePool(2);
   EXPECT_TRUE(MakeTrainer(SelectedKernel(), *pool, SmallOptions())->fused());
   EXPECT_FALSE(MakeTrainer(kernel, *pool, SmallOptions())->fused());
   EXPECT_EQ(DigestAfter(4, kernel, 2, SmallOptions()),
@@ -133,7 +134,7 @@ Calls CallsOfSteps(const TrainOptions& options, DTypeSet copy_types) {
   Kernel kernel = MakeCountingKernel<slot>(ScalarKernel(), "counting");
   kernel.copy_types = copy_types;
   const OperationCounter& counts = OperationCounts<slot>();
-  const auto pool = *ThreadPool::Create({2});
+  const auto pool = MakePool(2);
   const auto trainer = MakeTrainer(kernel, *pool, options);
   // A new trainer casts all weights to the device, and both HeldOutBits()
   // and a step cast them back to fp32.
@@ -184,7 +185,7 @@ TEST(TrainerTest, WithoutCopiesOnlyTheCastIsAPassOfItsOwn) {
 }
 
 TEST(TrainerTest, LearnsMoreThanFrequencies) {
-  const auto pool = *ThreadPool::Create({2});
+  const auto pool = MakePool(2);
   const auto trainer = MakeTrainer(SelectedKernel(), *pool, SmallOptions());
   const double before = trainer->HeldOutBits().value();
   for (int i = 0; i < 150; ++i) ASSERT_TRUE(trainer->Step().ok());
@@ -195,7 +196,7 @@ TEST(TrainerTest, LearnsMoreThanFrequencies) {
 }
 
 TEST(TrainerTest, FrequencyBitsAreThoseOfTheTrainingPart) {
-  const auto pool = *ThreadPool::Create({1});
+  const auto pool = MakePool(1);
   // Held out: one a, where 8 of 9 bytes before it were.
   const auto trainer =
       *Trainer::Create(SelectedKernel(), *pool, SmallOptions(), "baaaaaaaaa");
@@ -207,7 +208,7 @@ TEST(TrainerTest, NonFiniteGradientsAreSkipped) {
     TrainOptions options = SmallOptions();
     options.separate = separate;
     options.lr = 1e37;  // the first step ruins the weights
-    const auto pool = *ThreadPool::Create({2});
+    const auto pool = MakePool(2);
     const auto trainer = MakeTrainer(SelectedKernel(), *pool, options);
     const TrainStep first = trainer->Step().value();
     EXPECT_FALSE(first.skipped);
@@ -260,7 +261,7 @@ TEST(TrainingBytesTest, NamesTheFlagThatIsWrong) {
     EXPECT_TRUE(absl::StrContains(status.message(), c.flag))
         << "expected '" << c.flag << "', got " << status;
     // A trainer checks the same.
-    const auto pool = *ThreadPool::Create({1});
+    const auto pool = MakePool(1);
     EXPECT_EQ(Trainer::Create(SelectedKernel(), *pool, c.options,
                               std::string(1000, 'a'))
                   .status(),
