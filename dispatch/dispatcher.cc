@@ -31,6 +31,10 @@ absl::Status Validate(const Kernel& kernel) {
   if (kernel.name == nullptr || *kernel.name == '\0') {
     return absl::InvalidArgumentError("a kernel without a name");
   }
+  if (kernel.rank == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kernel ", kernel.name, ": rank is null"));
+  }
   if (kernel.supported == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("kernel ", kernel.name, ": supported is null"));
@@ -79,10 +83,11 @@ absl::Status Dispatcher::Register(const Kernel& kernel) {
         absl::StrCat("kernel ", name, ": block_numel() is ", block_numel,
                      ", expected at least 1"));
   }
+  const int rank = kernel.rank();
   const auto after = std::find_if(
-      entries_.begin(), entries_.end(), [&kernel, name](const Entry& entry) {
-        return entry.kernel->rank < kernel.rank ||
-               (entry.kernel->rank == kernel.rank && entry.kernel->name > name);
+      entries_.begin(), entries_.end(), [rank, name](const Entry& entry) {
+        const int other = entry.kernel->rank();
+        return other < rank || (other == rank && entry.kernel->name > name);
       });
   entries_.insert(after, Entry{&kernel, supported, block_numel});
   return absl::OkStatus();

@@ -38,9 +38,10 @@ constexpr KernelOperations kFakeOperations = {
     [](const JoinRemainderArgs&) {},
 };
 
-constexpr Kernel Fake(const char* name, int rank, bool (*supported)() = Yes) {
+template <int rank>
+constexpr Kernel Fake(const char* name, bool (*supported)() = Yes) {
   return {name,
-          rank,
+          [] { return rank; },
           supported,
           {DType::kFloat32},
           {DType::kFloat32},
@@ -80,8 +81,8 @@ class DispatcherTest : public testing::Test {
 };
 
 TEST_F(DispatcherTest, ChoosesByRankThenNameInAnyOrderOfRegistration) {
-  const Kernel kernels[] = {Fake("b", 7), Fake("c", 7), Fake("a", 7),
-                            Fake("aa", -3), Fake("top", 900, No)};
+  const Kernel kernels[] = {Fake<7>("b"), Fake<7>("c"), Fake<7>("a"),
+                            Fake<-3>("aa"), Fake<900>("top", No)};
   std::vector<int> order = {0, 1, 2, 3, 4};
   do {
     Dispatcher dispatcher;
@@ -95,6 +96,12 @@ TEST_F(DispatcherTest, ChoosesForMachinesThatAreNotHere) {
   const std::vector<std::string> ranking = Names(*CreateDefaultDispatcher());
 #ifdef __x86_64__
   ASSERT_THAT(ranking, ElementsAre("avx512", "avx2", "scalar"));
+#elif defined(__aarch64__)
+  // By the length of SVE's vectors.
+  ASSERT_THAT(ranking, AnyOf(ElementsAre("sve", "neon", "scalar"),
+                             ElementsAre("neon", "sve", "scalar")));
+#elif defined(__riscv)
+  ASSERT_THAT(ranking, ElementsAre("rvv", "scalar"));
 #endif
   // Each machine lacks one more of the best.
   for (size_t best = 0; best < ranking.size(); ++best) {
@@ -111,10 +118,10 @@ TEST_F(DispatcherTest, ChoosesForMachinesThatAreNotHere) {
 }
 
 TEST_F(DispatcherTest, ChoosesAroundAHole) {
-  const Kernel kernels[] = {Fake("best", 3), Fake("middle", 2),
-                            Fake("least", 1)};
+  const Kernel kernels[] = {Fake<3>("best"), Fake<2>("middle"),
+                            Fake<1>("least")};
   DispatcherOptions options;
-  options.supported = [](const Kernel& kernel) { return kernel.rank != 2; };
+  options.supported = [](const Kernel& kernel) { return kernel.rank() != 2; };
   options.kernel = "middle";
   Dispatcher forced(options);
   options.kernel.clear();
@@ -150,7 +157,7 @@ TEST_F(DispatcherTest, NothingSupportedIsAnError) {
 }
 
 TEST_F(DispatcherTest, OptionAndVariableForceAKernel) {
-  const Kernel kernels[] = {Fake("one", 1), Fake("two", 2), Fake("three", 3)};
+  const Kernel kernels[] = {Fake<1>("one"), Fake<2>("two"), Fake<3>("three")};
   auto selected = [&kernels](const char* option) {
     DispatcherOptions options;
     options.kernel = option;
@@ -170,8 +177,8 @@ TEST_F(DispatcherTest, OptionAndVariableForceAKernel) {
 }
 
 TEST_F(DispatcherTest, UnknownNameListsWhatThereIs) {
-  const Kernel here = Fake("here", 1);
-  const Kernel elsewhere = Fake("elsewhere", 2, No);
+  const Kernel here = Fake<1>("here");
+  const Kernel elsewhere = Fake<2>("elsewhere", No);
   auto select = [&](const DispatcherOptions& options) {
     Dispatcher dispatcher(options);
     EXPECT_TRUE(dispatcher.Register(here).ok());
@@ -193,8 +200,8 @@ TEST_F(DispatcherTest, UnknownNameListsWhatThereIs) {
 
 TEST_F(DispatcherTest, RefusesADuplicateNameAndStaysAsItWas) {
   const std::string same_characters = "name";
-  const Kernel first = Fake("name", 1);
-  const Kernel second = Fake(same_characters.c_str(), 2);
+  const Kernel first = Fake<1>("name");
+  const Kernel second = Fake<2>(same_characters.c_str());
   Dispatcher dispatcher;
   ASSERT_TRUE(dispatcher.Register(first).ok());
   const absl::Status status = dispatcher.Register(second);
@@ -225,7 +232,7 @@ TEST_F(DispatcherTest, RefusesEachNullOperationByName) {
   for (const auto& [name, remove] : operations) {
     KernelOperations incomplete = kFakeOperations;
     remove(incomplete);
-    Kernel kernel = Fake("fake", 1);
+    Kernel kernel = Fake<1>("fake");
     kernel.operations = &incomplete;
     Dispatcher dispatcher;
     const absl::Status status = dispatcher.Register(kernel);
@@ -240,18 +247,28 @@ TEST_F(DispatcherTest, RefusesEachNullOperationByName) {
 TEST_F(DispatcherTest, RefusesABadDescriptor) {
   KernelOperations blocks_of_none = kFakeOperations;
   blocks_of_none.block_numel = [] { return int64_t{0}; };
+  Kernel without_rank = Fake<1>("fake");
+  without_rank.rank = nullptr;
+  auto rank = [] { return 1; };
   const std::pair<const char*, std::vector<Kernel>> cases[] = {
-      {"without a name", {Fake(nullptr, 1), Fake("", 1)}},
-      {"supported is null", {Fake("fake", 1, nullptr)}},
+      {"without a name", {Fake<1>(nullptr), Fake<1>("")}},
+      {"rank is null", {without_rank}},
+      {"supported is null", {Fake<1>("fake", nullptr)}},
       {"operations is null",
-       {{"fake", 1, Yes, {DType::kFloat32}, {DType::kFloat32}, {}, nullptr}}},
+       {{"fake",
+         rank,
+         Yes,
+         {DType::kFloat32},
+         {DType::kFloat32},
+         {},
+         nullptr}}},
       {"no gradient type",
-       {{"fake", 1, Yes, {}, {DType::kFloat32}, {}, &kFakeOperations}}},
+       {{"fake", rank, Yes, {}, {DType::kFloat32}, {}, &kFakeOperations}}},
       {"no moment type",
-       {{"fake", 1, Yes, {DType::kFloat32}, {}, {}, &kFakeOperations}}},
+       {{"fake", rank, Yes, {DType::kFloat32}, {}, {}, &kFakeOperations}}},
       {"block_numel() is 0",
        {{"fake",
-         1,
+         rank,
          Yes,
          {DType::kFloat32},
          {DType::kFloat32},
@@ -272,7 +289,7 @@ TEST_F(DispatcherTest, RefusesABadDescriptor) {
 TEST_F(DispatcherTest, RunsNoCodeOfAKernelThatCannotRunHere) {
   KernelOperations traps = kFakeOperations;
   traps.block_numel = []() -> int64_t { std::abort(); };
-  Kernel kernel = Fake("elsewhere", 1, No);
+  Kernel kernel = Fake<1>("elsewhere", No);
   kernel.operations = &traps;
   DispatcherOptions options;
   options.supported = [](const Kernel&) { return true; };
@@ -283,9 +300,9 @@ TEST_F(DispatcherTest, RunsNoCodeOfAKernelThatCannotRunHere) {
 }
 
 TEST_F(DispatcherTest, Report) {
-  const Kernel slow = Fake("slow", 1);
-  const Kernel fast = Fake("fast", 2);
-  const Kernel absent = Fake("absent", 3, No);
+  const Kernel slow = Fake<1>("slow");
+  const Kernel fast = Fake<2>("fast");
+  const Kernel absent = Fake<3>("absent", No);
   Dispatcher dispatcher;
   for (const Kernel* kernel : {&slow, &absent, &fast}) {
     ASSERT_TRUE(dispatcher.Register(*kernel).ok());
@@ -307,8 +324,8 @@ TEST_F(DispatcherTest, AKernelLinkedByItsOwnerStandsBesideTheBuiltIn) {
   auto dispatcher = CreateDefaultDispatcher();
   ASSERT_TRUE(dispatcher.ok()) << dispatcher.status();
   const size_t builtin = dispatcher->Report().size();
-  const Kernel best = Fake("best", 1000000);
-  const Kernel taken = Fake("scalar", 1000001);
+  const Kernel best = Fake<1000000>("best");
+  const Kernel taken = Fake<1000001>("scalar");
   ASSERT_TRUE(dispatcher->Register(best).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(dispatcher->Register(taken)));
   EXPECT_EQ(dispatcher->Report().size(), builtin + 1);

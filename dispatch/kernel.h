@@ -4,8 +4,9 @@
 // instruction set. Everything here is plain data, so that a kernel's source can
 // include it without pulling in a single function of the standard library.
 //
-//   const Kernel kMine = {"mine",         /*rank=*/500, &MineSupported,
-//                         kGradientTypes, kMomentTypes, kCopyTypes,
+//   const Kernel kMine = {"mine",         /*rank=*/[] { return 500; },
+//                         &MineSupported, kGradientTypes,
+//                         kMomentTypes,   kCopyTypes,
 //                         &kMineOperations};
 //   RETURN_IF_ERROR(dispatcher.Register(kMine));
 //
@@ -189,7 +190,10 @@ struct KernelOperations {
 
 struct Kernel {
   const char* name;  // lower case, unique in a dispatcher
-  int rank;          // the highest supported one is chosen
+  // The highest supported one is chosen. A constant on one machine, and a
+  // function because it may depend on the machine: whether SVE comes before
+  // NEON is a matter of its vector length. Called whether supported or not.
+  int (*rank)();
   // Whether this processor and operating system can run the operations.
   bool (*supported)();
   DTypeSet gradient_types;  // of adam_step

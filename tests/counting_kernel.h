@@ -98,7 +98,7 @@ Kernel MakeCountingKernel(const Kernel& base, const char* name) {
   counting_kernel_internal::Base<slot>() = base.operations;
   Kernel kernel = base;
   kernel.name = name;
-  kernel.rank = -1000;
+  kernel.rank = [] { return -1000; };
   kernel.operations = &counting_kernel_internal::kOperations<slot>;
   return kernel;
 }

@@ -106,7 +106,7 @@ TEST(KernelsCommandTest, JsonHasWhatTheDispatcherReports) {
   for (size_t i = 0; i < reports.size(); ++i) {
     const json& kernel = kernels[i];
     EXPECT_EQ(kernel.at("name"), reports[i].kernel->name);
-    EXPECT_EQ(kernel.at("rank"), reports[i].kernel->rank);
+    EXPECT_EQ(kernel.at("rank"), reports[i].kernel->rank());
     EXPECT_EQ(kernel.at("supported"), reports[i].supported);
     EXPECT_EQ(kernel.at("selected"), reports[i].selected);
     EXPECT_EQ(kernel.at("block_numel"), reports[i].block_numel);

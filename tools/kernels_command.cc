@@ -32,7 +32,7 @@ void PrintJson(const std::vector<KernelReport>& reports, std::ostream& out) {
   for (const KernelReport& report : reports) {
     kernels.push_back({
         {"name", report.kernel->name},
-        {"rank", report.kernel->rank},
+        {"rank", report.kernel->rank()},
         {"supported", report.supported},
         {"selected", report.selected},
         {"block_numel", report.block_numel},
@@ -55,7 +55,7 @@ void PrintTable(const std::vector<KernelReport>& reports, std::ostream& out) {
     const Kernel& kernel = *report.kernel;
     out << absl::StreamFormat(
         kRow, report.selected ? "*" : "", kernel.name,
-        std::to_string(kernel.rank), report.supported ? "yes" : "no",
+        std::to_string(kernel.rank()), report.supported ? "yes" : "no",
         std::to_string(report.block_numel), list(kernel.gradient_types),
         list(kernel.moment_types), list(kernel.copy_types));
   }

@@ -9,7 +9,7 @@ extern const KernelOperations kAvx2Operations;
 
 extern const Kernel kAvx2Kernel = {
     "avx2",
-    /*rank=*/200,
+    /*rank=*/[] { return 200; },
     /*supported=*/[] { return DetectCpu().avx2; },
     kGradientTypes,
     kMomentTypes,

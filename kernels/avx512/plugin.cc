@@ -9,7 +9,7 @@ extern const KernelOperations kAvx512Operations;
 
 extern const Kernel kAvx512Kernel = {
     "avx512",
-    /*rank=*/300,
+    /*rank=*/[] { return 300; },
     /*supported=*/[] { return DetectCpu().avx512; },
     kGradientTypes,
     kMomentTypes,

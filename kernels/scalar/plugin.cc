@@ -7,7 +7,7 @@ namespace onepass {
 extern const KernelOperations kScalarOperations;
 
 extern const Kernel kScalarKernel = {"scalar",
-                                     /*rank=*/0,
+                                     /*rank=*/[] { return 0; },
                                      /*supported=*/[] { return true; },
                                      kGradientTypes,
                                      kMomentTypes,
