@@ -20,6 +20,7 @@ struct Avx2 {
     int64_t n;
   };
 
+  static constexpr int kUnroll = 2;
   static constexpr bool kHardwareHalf = true;
 
   ONEPASS_INLINE static int64_t Lanes() { return 8; }
@@ -53,6 +54,11 @@ struct Avx2 {
   ONEPASS_INLINE static void StoreU16(uint16_t* p, U32 x, WhichLanes lanes) {
     Store16(p, Narrow(x), lanes);
   }
+  template <typename WhichLanes>
+  ONEPASS_INLINE static void StoreUpperU16(uint16_t* p, U32 x,
+                                           WhichLanes lanes) {
+    StoreU16(p, ShiftRight<16>(x), lanes);
+  }
   ONEPASS_INLINE static void StoreU8(uint8_t* p, U32 x, AllLanes) {
     const __m128i codes = Narrow(x);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p),
@@ -71,10 +77,14 @@ struct Avx2 {
   ONEPASS_INLINE static F32 Fma(F32 a, F32 b, F32 c) {
     return _mm256_fmadd_ps(a, b, c);
   }
+  ONEPASS_INLINE static Mask IsNaN(F32 a) {
+    return _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  }
 
   ONEPASS_INLINE static U32 SetU32(uint32_t x) {
     return _mm256_set1_epi32(static_cast<int32_t>(x));
   }
+  ONEPASS_INLINE static U32 ZeroU32() { return _mm256_setzero_si256(); }
   ONEPASS_INLINE static U32 Add(U32 a, U32 b) { return _mm256_add_epi32(a, b); }
   ONEPASS_INLINE static U32 Sub(U32 a, U32 b) { return _mm256_sub_epi32(a, b); }
   ONEPASS_INLINE static U32 And(U32 a, U32 b) { return _mm256_and_si256(a, b); }
@@ -115,27 +125,24 @@ struct Avx2 {
             lanes);
   }
 
-  class RowSums {
-   public:
-    ONEPASS_INLINE void AddSquares(int64_t j, F32 x) {
-      const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
-      const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-      // The square of a float is exact in double, so fused or not is the same.
-      __m256d* sums = j == 0 ? first_ : second_;
-      sums[0] = _mm256_fmadd_pd(low, low, sums[0]);
-      sums[1] = _mm256_fmadd_pd(high, high, sums[1]);
-    }
-    ONEPASS_INLINE void Store(double* sums) const {
-      _mm256_storeu_pd(sums, first_[0]);
-      _mm256_storeu_pd(sums + 4, first_[1]);
-      _mm256_storeu_pd(sums + 8, second_[0]);
-      _mm256_storeu_pd(sums + 12, second_[1]);
-    }
-
-   private:
-    __m256d first_[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
-    __m256d second_[2] = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+  struct Sums {
+    __m256d low;
+    __m256d high;
   };
+  ONEPASS_INLINE static Sums ZeroSums() {
+    return {_mm256_setzero_pd(), _mm256_setzero_pd()};
+  }
+  ONEPASS_INLINE static Sums AddSquares(Sums sums, F32 x) {
+    const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+    const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+    // The square of a float is exact in double, so fused or not is the same.
+    return {_mm256_fmadd_pd(low, low, sums.low),
+            _mm256_fmadd_pd(high, high, sums.high)};
+  }
+  ONEPASS_INLINE static void StoreSums(double* p, Sums sums) {
+    _mm256_storeu_pd(p, sums.low);
+    _mm256_storeu_pd(p + 4, sums.high);
+  }
 
  private:
   ONEPASS_INLINE static __m256i MaskOf(FirstLanes lanes) {

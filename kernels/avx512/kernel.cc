@@ -24,6 +24,8 @@ struct Avx512 {
     __mmask16 mask;
   };
 
+  // A turn fills whole cache lines of 16-bit copies.
+  static constexpr int kUnroll = 2;
   static constexpr bool kHardwareHalf = true;
 
   ONEPASS_INLINE static int64_t Lanes() { return 16; }
@@ -59,6 +61,11 @@ struct Avx512 {
   ONEPASS_INLINE static void StoreU16(uint16_t* p, U32 x, WhichLanes lanes) {
     Store16(p, _mm512_cvtepi32_epi16(x), lanes);
   }
+  template <typename WhichLanes>
+  ONEPASS_INLINE static void StoreUpperU16(uint16_t* p, U32 x,
+                                           WhichLanes lanes) {
+    StoreU16(p, ShiftRight<16>(x), lanes);
+  }
   ONEPASS_INLINE static void StoreU8(uint8_t* p, U32 x, AllLanes) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
   }
@@ -74,10 +81,14 @@ struct Avx512 {
   ONEPASS_INLINE static F32 Fma(F32 a, F32 b, F32 c) {
     return _mm512_fmadd_ps(a, b, c);
   }
+  ONEPASS_INLINE static Mask IsNaN(F32 a) {
+    return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+  }
 
   ONEPASS_INLINE static U32 SetU32(uint32_t x) {
     return _mm512_set1_epi32(static_cast<int32_t>(x));
   }
+  ONEPASS_INLINE static U32 ZeroU32() { return _mm512_setzero_si512(); }
   ONEPASS_INLINE static U32 Add(U32 a, U32 b) { return _mm512_add_epi32(a, b); }
   ONEPASS_INLINE static U32 Sub(U32 a, U32 b) { return _mm512_sub_epi32(a, b); }
   ONEPASS_INLINE static U32 And(U32 a, U32 b) { return _mm512_and_epi32(a, b); }
@@ -114,24 +125,24 @@ struct Avx512 {
             lanes);
   }
 
-  class RowSums {
-   public:
-    ONEPASS_INLINE void AddSquares(int64_t, F32 x) {
-      const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-      const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
-      // The square of a float is exact in double, so fused or not is the same.
-      low_ = _mm512_fmadd_pd(low, low, low_);
-      high_ = _mm512_fmadd_pd(high, high, high_);
-    }
-    ONEPASS_INLINE void Store(double* sums) const {
-      _mm512_storeu_pd(sums, low_);
-      _mm512_storeu_pd(sums + 8, high_);
-    }
-
-   private:
-    __m512d low_ = _mm512_setzero_pd();
-    __m512d high_ = _mm512_setzero_pd();
+  struct Sums {
+    __m512d low;
+    __m512d high;
   };
+  ONEPASS_INLINE static Sums ZeroSums() {
+    return {_mm512_setzero_pd(), _mm512_setzero_pd()};
+  }
+  ONEPASS_INLINE static Sums AddSquares(Sums sums, F32 x) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+    // The square of a float is exact in double, so fused or not is the same.
+    return {_mm512_fmadd_pd(low, low, sums.low),
+            _mm512_fmadd_pd(high, high, sums.high)};
+  }
+  ONEPASS_INLINE static void StoreSums(double* p, Sums sums) {
+    _mm512_storeu_pd(p, sums.low);
+    _mm512_storeu_pd(p + 8, sums.high);
+  }
 
  private:
   ONEPASS_INLINE static __m256i Load16(const uint16_t* p, AllLanes) {

@@ -21,7 +21,7 @@ template <typename T, DType type>
   const ScopedFpEnvironment fp;
   const AbsMaxArgs a = args;
   ForEachLeaf(a.numel, [&](int64_t leaf, int64_t begin, int64_t end) {
-    auto largest = T::SetU32(0);
+    auto largest = T::ZeroU32();
     ForEachVector<T>(
         end - begin, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
           const auto bits = T::Bits(Load<T, type>(a.x, begin + i, lanes));

@@ -35,29 +35,32 @@ struct Storage<DType::kFloat8E4M3> {
   using Type = uint8_t;
 };
 
-// `bits` shifted right by `shift`, rounded to nearest, ties to even. A carry
-// out of the mantissa moves into the exponent, as it should.
+// `bits` plus what makes a shift right by `shift` round to nearest, ties to
+// even. A carry out of the mantissa moves into the exponent, as it should.
 template <typename T, int shift>
-ONEPASS_INLINE typename T::U32 ShiftRightToNearestEven(typename T::U32 bits) {
+ONEPASS_INLINE typename T::U32 AddRounding(typename T::U32 bits) {
   const auto half_less_one = T::SetU32((uint32_t{1} << (shift - 1)) - 1);
   const auto lowest_kept =
       T::And(T::template ShiftRight<shift>(bits), T::SetU32(1));
-  return T::template ShiftRight<shift>(
-      T::Add(bits, T::Add(half_less_one, lowest_kept)));
+  return T::Add(bits, T::Add(lowest_kept, half_less_one));
 }
 
+template <typename T, int shift>
+ONEPASS_INLINE typename T::U32 ShiftRightToNearestEven(typename T::U32 bits) {
+  return T::template ShiftRight<shift>(AddRounding<T, shift>(bits));
+}
+
+// The bits of x, of all NaN the canonical one's.
 template <typename T>
-ONEPASS_INLINE typename T::Mask IsNaN(typename T::U32 magnitude) {
-  return T::Greater(magnitude, T::SetU32(kF32Infinity));
+ONEPASS_INLINE typename T::U32 CanonicalBits(typename T::F32 x) {
+  return T::Select(T::IsNaN(x), T::SetU32(kF32CanonicalNaN), T::Bits(x));
 }
 
-// Overflow becomes infinity by the carry, infinity stays.
+// The code is the upper half of each lane; what is left below it is not zero.
+// Overflow becomes infinity by the carry, infinity and the canonical NaN stay.
 template <typename T>
 ONEPASS_INLINE typename T::U32 EncodeBFloat16(typename T::F32 x) {
-  const auto bits = T::Bits(x);
-  const auto magnitude = T::And(bits, T::SetU32(kF32AbsMask));
-  return T::Select(IsNaN<T>(magnitude), T::SetU32(0x7fc0),
-                   ShiftRightToNearestEven<T, 16>(bits));
+  return AddRounding<T, 16>(CanonicalBits<T>(x));
 }
 
 template <typename T>
@@ -109,7 +112,7 @@ ONEPASS_INLINE typename T::U32 EncodeNarrow(typename T::F32 x) {
       T::Select(T::Greater(rounded, overflow), overflow, rounded);
   const auto sign = T::And(T::template ShiftRight<32 - Format::kBits>(bits),
                            T::SetU32(uint32_t{1} << (Format::kBits - 1)));
-  return T::Select(IsNaN<T>(magnitude), T::SetU32(Format::kNaN),
+  return T::Select(T::IsNaN(x), T::SetU32(Format::kNaN),
                    T::Or(sign, saturated));
 }
 
@@ -159,15 +162,10 @@ ONEPASS_INLINE void Store(void* base, int64_t i, typename T::F32 x,
   if constexpr (type == DType::kFloat32) {
     T::StoreF32(p, x, lanes);
   } else if constexpr (type == DType::kBFloat16) {
-    T::StoreU16(p, EncodeBFloat16<T>(x), lanes);
+    T::StoreUpperU16(p, EncodeBFloat16<T>(x), lanes);
   } else if constexpr (type == DType::kFloat16) {
     if constexpr (T::kHardwareHalf) {
-      const auto magnitude = T::And(T::Bits(x), T::SetU32(kF32AbsMask));
-      T::StoreHalf(
-          p,
-          T::FromBits(T::Select(IsNaN<T>(magnitude),
-                                T::SetU32(kF32CanonicalNaN), T::Bits(x))),
-          lanes);
+      T::StoreHalf(p, T::FromBits(CanonicalBits<T>(x)), lanes);
     } else {
       T::StoreU16(p, EncodeNarrow<T, Float16Format>(x), lanes);
     }

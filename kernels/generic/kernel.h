@@ -16,8 +16,8 @@
 //     Mask         the result of a comparison
 //   lanes
 //     int64_t Lanes()          constant on one machine, a power of two, >= 1;
-//                              supported() refuses a machine of other lengths;
 //                              supported() refuses a machine of other lengths
+//     int kUnroll              vectors that one turn of a loop updates, 1 or 2
 //     auto All()               all lanes
 //     auto First(int64_t n)    lanes 0 to n - 1, 0 < n <= Lanes(); the others
 //                              load as zero, store nothing and touch no memory.
@@ -28,11 +28,14 @@
 //     U32 LoadU8(const uint8_t*, lanes)      StoreU8(uint8_t*, U32, lanes)
 //                              loads extend with zeros; stores take codes that
 //                              fit their element
+//     StoreUpperU16(uint16_t*, U32, lanes)   the upper 16 bits of each lane
 //   fp32, each rounded once in the environment of the call
 //     F32 Set(float)   Add(a, b)   Mul(a, b)   Div(a, b)   Sqrt(a)
 //     F32 Fma(a, b, c)         a * b + c, fused
+//     Mask IsNaN(a)
 //   uint32
-//     U32 SetU32(uint32_t)   Add(a, b)   Sub(a, b)   And(a, b)   Or(a, b)
+//     U32 SetU32(uint32_t)   ZeroU32()
+//     U32 Add(a, b)   Sub(a, b)   And(a, b)   Or(a, b)
 //     U32 ShiftLeft<n>(a)   ShiftRight<n>(a)    logical
 //     Mask Greater(a, b)       a > b, for values below 2^31
 //     U32 Select(mask, a, b)   a where the mask is set, else b
@@ -42,10 +45,18 @@
 //   half precision
 //     bool kHardwareHalf       whether these exist, exact for all but NaN:
 //     F32 LoadHalf(const uint16_t*, lanes)   StoreHalf(uint16_t*, F32, lanes)
-//   RowSums                    16 double accumulators, zero at first
-//     AddSquares(int64_t j, F32 x)   adds the square of lane k, in double, to
-//                              accumulator j + k, for all lanes k < 16
-//     Store(double sums[16])
+//   sums of squares
+//     Sums                     a double accumulator for each of the first 16
+//                              lanes, or for all where there are fewer
+//     Sums ZeroSums()
+//     Sums AddSquares(Sums, F32 x)   adds the square of each such lane of x, in
+//                              double
+//     StoreSums(double*, Sums)
+//
+// Where instructions take a scalar beside a vector, Set() and SetU32() may
+// return the scalar itself, with overloads of the operations for it: it is the
+// last operand of an operation (of Fma also the second), the first or the
+// second of Greater, the second of Select, and that of FromBits.
 
 #ifndef ONEPASS_KERNELS_GENERIC_KERNEL_H_
 #define ONEPASS_KERNELS_GENERIC_KERNEL_H_
@@ -67,7 +78,7 @@ namespace generic {
 
 template <typename T>
 int64_t BlockNumel() {
-  return kUnroll * T::Lanes();
+  return T::kUnroll * T::Lanes();
 }
 
 template <typename T>

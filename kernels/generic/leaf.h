@@ -25,35 +25,59 @@ ONEPASS_INLINE void ForEachLeaf(int64_t numel, const Body& body) {
   }
 }
 
+// Calls load(i, lanes) for all elements of [begin, end), a row of `vectors`
+// vectors (or of the part of a longer one that a row fills) at a time, and
+// writes the accumulators. They are local variables, one a vector of a row: the
+// types of vectors may be sizeless, which arrays and members cannot be.
+template <typename T, int vectors, typename LoadLanes, typename... Sums>
+ONEPASS_INLINE void SumRows(int64_t begin, int64_t end, const LoadLanes& load,
+                            double* out, Sums&... sums) {
+  if constexpr (sizeof...(sums) < vectors) {
+    auto next = T::ZeroSums();
+    SumRows<T, vectors>(begin, end, load, out, sums..., next);
+  } else {
+    constexpr int64_t kWidth = kRow / vectors;
+    int64_t i = begin;
+    auto add = [&](auto& sum) ONEPASS_LAMBDA_INLINE {
+      if (T::Lanes() == kWidth) {
+        sum = T::AddSquares(sum, load(i, T::All()));
+      } else {
+        sum = T::AddSquares(sum, load(i, T::First(kWidth)));
+      }
+      i += kWidth;
+    };
+    while (i + kRow <= end) (add(sums), ...);
+    // The rest of the last row. Lanes beyond `end` read as zero and add +0.
+    auto add_rest = [&](auto& sum) ONEPASS_LAMBDA_INLINE {
+      const int64_t rest = end - i;
+      if (rest <= 0) return;
+      sum =
+          T::AddSquares(sum, load(i, T::First(rest < kWidth ? rest : kWidth)));
+      i += kWidth;
+    };
+    (add_rest(sums), ...);
+    int64_t j = 0;
+    ((T::StoreSums(out + j, sums), j += kWidth), ...);
+  }
+}
+
 // Calls load(i, lanes) -> fp32 lanes for all elements of [begin, end), at most
-// a leaf, and returns the sum of their squares. The rows are walked in steps of
-// a vector, or of the part of a longer one that a row fills.
-template <typename T, typename LoadLanes>
+// a leaf, and returns the sum of their squares. `vectors` is found from the
+// length of one, which may be known at run time only.
+template <typename T, int vectors = 1, typename LoadLanes>
 ONEPASS_INLINE double LeafSum(int64_t begin, int64_t end,
                               const LoadLanes& load) {
-  const int64_t width = T::Lanes() < kRow ? T::Lanes() : kRow;
-  typename T::RowSums sums;
-  int64_t row = begin;
-  for (; row + kRow <= end; row += kRow) {
-    if (T::Lanes() <= kRow) {
-      for (int64_t j = 0; j < kRow; j += width) {
-        sums.AddSquares(j, load(row + j, T::All()));
-      }
-    } else {
-      sums.AddSquares(0, load(row, T::First(kRow)));
+  if constexpr (vectors < kRow) {
+    if (T::Lanes() * vectors < kRow) {
+      return LeafSum<T, 2 * vectors>(begin, end, load);
     }
   }
-  // The rest of the last row. Lanes beyond `end` read as zero and add +0.
-  for (int64_t j = 0; row + j < end; j += width) {
-    const int64_t rest = end - row - j;
-    sums.AddSquares(j, load(row + j, T::First(rest < width ? rest : width)));
-  }
-  double row_sums[kRow];
-  sums.Store(row_sums);
+  double sums[kRow];
+  SumRows<T, vectors>(begin, end, load, sums);
   for (int half = kRow / 2; half > 0; half /= 2) {
-    for (int j = 0; j < half; ++j) row_sums[j] += row_sums[j + half];
+    for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
   }
-  return row_sums[0];
+  return sums[0];
 }
 
 }  // namespace generic

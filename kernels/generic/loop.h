@@ -11,18 +11,15 @@
 namespace onepass {
 namespace generic {
 
-// Vectors that one turn of the loop updates. With two, a turn of the widest
-// vectors fills whole cache lines of 16-bit copies.
-inline constexpr int kUnroll = 2;
-
 // Calls body(i, lanes) for i = 0, T::Lanes(), ... below numel.
 template <typename T, typename Body>
 ONEPASS_INLINE void ForEachVector(int64_t numel, const Body& body) {
+  static_assert(T::kUnroll == 1 || T::kUnroll == 2);
   const int64_t width = T::Lanes();
   int64_t i = 0;
-  for (; i + kUnroll * width <= numel; i += kUnroll * width) {
+  for (; i + T::kUnroll * width <= numel; i += T::kUnroll * width) {
     body(i, T::All());
-    body(i + width, T::All());
+    if constexpr (T::kUnroll == 2) body(i + width, T::All());
   }
   for (; i < numel; i += width) {
     body(i, T::First(numel - i < width ? numel - i : width));

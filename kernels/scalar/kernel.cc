@@ -13,6 +13,7 @@ struct Scalar {
   using Mask = bool;
   struct AllLanes {};
 
+  static constexpr int kUnroll = 2;
   static constexpr bool kHardwareHalf = false;
 
   ONEPASS_INLINE static int64_t Lanes() { return 1; }
@@ -34,6 +35,9 @@ struct Scalar {
   ONEPASS_INLINE static void StoreU16(uint16_t* p, U32 x, AllLanes) {
     const uint16_t low = static_cast<uint16_t>(x);
     __builtin_memcpy(p, &low, sizeof(low));
+  }
+  ONEPASS_INLINE static void StoreUpperU16(uint16_t* p, U32 x, AllLanes lanes) {
+    StoreU16(p, x >> 16, lanes);
   }
   ONEPASS_INLINE static void StoreU8(uint8_t* p, U32 x, AllLanes) {
     *p = static_cast<uint8_t>(x);
@@ -71,7 +75,10 @@ struct Scalar {
 #endif
   }
 
+  ONEPASS_INLINE static Mask IsNaN(F32 a) { return a != a; }
+
   ONEPASS_INLINE static U32 SetU32(uint32_t x) { return x; }
+  ONEPASS_INLINE static U32 ZeroU32() { return 0; }
   ONEPASS_INLINE static U32 Add(U32 a, U32 b) { return a + b; }
   ONEPASS_INLINE static U32 Sub(U32 a, U32 b) { return a - b; }
   ONEPASS_INLINE static U32 And(U32 a, U32 b) { return a & b; }
@@ -93,18 +100,12 @@ struct Scalar {
   ONEPASS_INLINE static U32 Bits(F32 x) { return LoadAs<uint32_t>(&x); }
   ONEPASS_INLINE static F32 FromBits(U32 x) { return LoadAs<float>(&x); }
 
-  class RowSums {
-   public:
-    ONEPASS_INLINE void AddSquares(int64_t j, F32 x) {
-      sums_[j] += static_cast<double>(x) * x;
-    }
-    ONEPASS_INLINE void Store(double* sums) const {
-      __builtin_memcpy(sums, sums_, sizeof(sums_));
-    }
-
-   private:
-    double sums_[generic::kRow] = {};
-  };
+  using Sums = double;
+  ONEPASS_INLINE static Sums ZeroSums() { return 0; }
+  ONEPASS_INLINE static Sums AddSquares(Sums sums, F32 x) {
+    return sums + static_cast<double>(x) * x;
+  }
+  ONEPASS_INLINE static void StoreSums(double* p, Sums sums) { *p = sums; }
 
  private:
   template <typename Value>
