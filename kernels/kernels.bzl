@@ -7,6 +7,9 @@ load("//dispatch:numerics.bzl", "NUMERICS_COPTS")
 KERNELS = [
     struct(name = "avx512", cpu = "@platforms//cpu:x86_64", copts = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]),
     struct(name = "avx2", cpu = "@platforms//cpu:x86_64", copts = ["-mavx2", "-mfma", "-mf16c"]),
+    struct(name = "neon", cpu = "@platforms//cpu:aarch64", copts = []),
+    struct(name = "sve", cpu = "@platforms//cpu:aarch64", copts = ["-march=armv8.2-a+sve"]),
+    struct(name = "rvv", cpu = "//tools/platforms:riscv64", copts = ["-march=rv64gcv"]),
     struct(name = "scalar", cpu = None, copts = []),
 ]
 
