@@ -13,5 +13,5 @@ if ! /usr/bin/env python3 -c 'import numpy' 2>/dev/null; then
   echo "SKIPPED: numpy is not installed"
   exit 0
 fi
-digest=$("$print_digest")
+digest=$("${ONEPASS_FOREIGN:-env}" "$print_digest")
 /usr/bin/env python3 "$reference" --expect "$digest"

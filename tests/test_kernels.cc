@@ -62,4 +62,6 @@ bool UnderSanitizer() {
 #endif
 }
 
+bool UnderEmulator() { return std::getenv("ONEPASS_EMULATED") != nullptr; }
+
 }  // namespace onepass

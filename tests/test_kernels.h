@@ -35,6 +35,10 @@ int64_t LongTestStride();
 // Whether the program is instrumented: memory and time are then not its own.
 bool UnderSanitizer();
 
+// Whether tools/foreign.sh runs the program under an emulator, whose memory,
+// threads and time are not its own either.
+bool UnderEmulator();
+
 }  // namespace onepass
 
 #endif  // ONEPASS_TESTS_TEST_KERNELS_H_
