@@ -5,8 +5,8 @@
     ./bazelw run --config=sve128 //tools/instructions:count_test      # another machine's, emulated
     ./bazelw run //tools/instructions:count_test -- --update          # writes the table anew
 
-Of each operation two calls on different numbers of leaves are counted; their difference, over the
-difference in elements, is the operation's. On this machine a single-stepper counts what lies between
+Of each operation two calls on different numbers of elements are counted; the difference of the counts,
+over that of the elements, is the operation's. On this machine a single-stepper counts what lies between
 two marks; a program of another architecture runs under qemu, where a plugin counts the whole process.
 A loop of two instructions an element checks the counter first.
 
@@ -25,7 +25,6 @@ import sys
 import tempfile
 
 GROWTH = 1.05
-SELF_CHECK = "two_instructions"
 
 # Of an ELF file's header: e_machine.
 MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64"}
@@ -43,16 +42,16 @@ class Failure(Exception):
     """What is asked for went wrong."""
 
 
-def run(command, **environment):
-    """Runs a program of ours; returns what it printed."""
+def run(command, skip_status=None, **environment):
+    """Runs a program of ours, which ends with `skip_status` where this machine cannot do what it is
+    for; returns what it printed."""
     command = [str(word) for word in command]
     done = subprocess.run(
         command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
-        # stepper.cc: this machine cannot step.
-        kind = Skip if done.returncode == 3 else Failure
+        kind = Skip if done.returncode == skip_status else Failure
         raise kind("%s: status %d: %s" % (" ".join(command), done.returncode, said))
     return done.stdout
 
@@ -60,8 +59,8 @@ def run(command, **environment):
 class Stepper:
     """Steps through the call alone."""
 
-    # Some 100,000 steps a second. Nothing of the rest is counted, so that little is enough.
-    leaves = (1, 3)
+    # Slow, some 50,000 steps a second; but nothing else is counted, so that the least is enough.
+    units = (1, 2)
 
     def __init__(self, workload, stepper):
         self._workload, self._stepper = workload, stepper
@@ -69,17 +68,16 @@ class Stepper:
     def describe(self):
         return json.loads(run([self._workload, "describe"]))
 
-    def count(self, kernel, operation, leaves):
-        command = [self._stepper, self._workload, "run", operation, leaves, "--stop"]
-        return int(run(command, ONEPASS_KERNEL=kernel))
+    def count(self, kernel, operation, numel):
+        command = [self._stepper, self._workload, "run", operation, numel, "--stop"]
+        return int(run(command, skip_status=3, ONEPASS_KERNEL=kernel))
 
 
 class Emulator:
     """Counts the whole process under qemu."""
 
-    # The start of a process varies by some ten instructions, which then are nothing. Of as many
-    # digits, as the length of the arguments moves the stack.
-    leaves = (10, 60)
+    # The start of a process varies by some ten instructions: to be lost among those of many elements.
+    units = (4, 64)
 
     def __init__(self, workload, plugin):
         foreign = os.environ.get("ONEPASS_FOREIGN")
@@ -93,11 +91,11 @@ class Emulator:
     def describe(self):
         return json.loads(run([self._foreign, self._workload, "describe"]))
 
-    def count(self, kernel, operation, leaves):
+    def count(self, kernel, operation, numel):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "count")
             run(
-                [self._foreign, self._workload, "run", operation, leaves],
+                [self._foreign, self._workload, "run", operation, numel],
                 ONEPASS_KERNEL=kernel,
                 QEMU_PLUGIN="file=%s,count=%s" % (self._plugin, file),
             )
@@ -116,10 +114,9 @@ def make_counter(args):
     return Emulator(args.workload, args.plugin)
 
 
-def count_an_element(counter, kernel, operation, leaf_numel):
-    few, many = counter.leaves
-    difference = counter.count(kernel, operation, many) - counter.count(kernel, operation, few)
-    return difference / ((many - few) * leaf_numel)
+def count_an_element(counter, kernel, operation, unit):
+    few, many = (unit * n for n in counter.units)
+    return (counter.count(kernel, operation, many) - counter.count(kernel, operation, few)) / (many - few)
 
 
 def measure(counter, description):
@@ -137,7 +134,7 @@ def measure(counter, description):
             print("%s cannot run here" % name)
             continue
         if not rows:
-            got = count_an_element(counter, name, SELF_CHECK, description["leaf_numel"])
+            got = count_an_element(counter, name, description["self_check"], 1024)
             if abs(got - 2) > 0.001:
                 raise Failure("the counter sees %.4f instructions in a loop of 2" % got)
         row = {
@@ -145,10 +142,9 @@ def measure(counter, description):
             "vector bits": str(kernel["vector_bits"] or NONE),
             "architecture": description["architecture"],
             "compiler": description["compiler"],
-            TARGET: NONE,
         }
-        for operation in description["operations"]:
-            row[operation] = "%.2f" % count_an_element(counter, name, operation, description["leaf_numel"])
+        for operation, unit in description["operations"].items():
+            row[operation] = "%.2f" % count_an_element(counter, name, operation, unit)
         rows.append(row)
     return rows
 
@@ -239,9 +235,8 @@ def check(path, measured, operations):
                 good = False
             elif float(new) * GROWTH < float(old):
                 print("NOTE: %s; it has shrunk: %s" % (what, renew))
-        target = known.get(TARGET, NONE)
-        if target != NONE and float(row["adam_step"]) > float(target):
-            print("NOTE: %s: adam_step: %s, the target is %s" % (named(row), row["adam_step"], target))
+        if row[TARGET] != NONE and float(row["adam_step"]) > float(row[TARGET]):
+            print("NOTE: %s: adam_step: %s, the target is %s" % (named(row), row["adam_step"], row[TARGET]))
     if good and compared == 0:
         raise Skip("%s has no counts of %s" % (path.name, "; ".join(map(named, measured))))
     return good
@@ -256,10 +251,13 @@ def main():
 
     counter = make_counter(args)
     description = counter.describe()
-    operations = description["operations"]
+    operations = list(description["operations"])
     if description["unusual"]:
         raise Skip("this build is %s" % description["unusual"])
     measured = measure(counter, description)
+    targets = {key(row): row.get(TARGET, NONE) for row in find_table(args.table)[1]}
+    for row in measured:
+        row[TARGET] = targets.get(key(row), NONE)
     print("\n".join(format_table(measured, operations)))
     if args.update:
         update(args.table, measured, operations)

@@ -1,9 +1,9 @@
-// What is counted: one operation of one kernel, called once over whole leaves.
+// What is counted: one operation of one kernel, called once.
 //
-//   workload describe                        what can be counted here, as JSON
-//   workload run OPERATION LEAVES [--stop]   on the kernel of ONEPASS_KERNEL
+//   workload describe                       what can be counted here, as JSON
+//   workload run OPERATION NUMEL [--stop]   on the kernel of ONEPASS_KERNEL
 //
-// All else that a run executes does not depend on LEAVES, so that the
+// All else that a run executes does not depend on NUMEL, so that the
 // difference of two runs is the operation's alone. With --stop the program
 // raises SIGSTOP before and after the call, for stepper.cc; without, nothing
 // marks the call, for whoever counts the whole process.
@@ -35,8 +35,11 @@ namespace onepass {
 namespace {
 
 // Arrays are of this size and filled whole, however little is worked on.
-constexpr int64_t kMaxLeaves = 64;
-constexpr int64_t kMaxNumel = kMaxLeaves * kLeafNumel;
+constexpr int64_t kMaxNumel = 64 * kLeafNumel;
+
+// Elements that no kernel has a tail of, where leaves are of no meaning.
+constexpr int64_t kBlocks = 1024;
+static_assert(kLeafNumel % kBlocks == 0);
 
 // Static, so that no allocator's work depends on anything.
 struct Arrays {
@@ -45,7 +48,7 @@ struct Arrays {
   float exp_avg[kMaxNumel];
   float exp_avg_sq[kMaxNumel];
   uint16_t half[kMaxNumel];
-  double leaf_sums[kMaxLeaves];
+  double leaf_sums[LeafCount(kMaxNumel)];
 };
 alignas(4096) Arrays arrays;
 
@@ -133,16 +136,18 @@ void TwoInstructions(const KernelOperations&, int64_t numel, Arrays&) {
 
 struct Operation {
   const char* name;
+  int64_t unit;  // elements after which the same work begins anew
   void (*run)(const KernelOperations& kernel, int64_t numel, Arrays& arrays);
 };
 
 constexpr Operation kOperations[] = {
-    {"adam_step", &AdamStep},
-    {"cast", &Cast},
-    {"squared_norm", &SquaredNorm},
-    {"accumulate", &Accumulate},
+    {"adam_step", kBlocks, &AdamStep},
+    {"cast", kBlocks, &Cast},
+    {"squared_norm", kLeafNumel, &SquaredNorm},
+    {"accumulate", kBlocks, &Accumulate},
 };
-constexpr Operation kTwoInstructions = {"two_instructions", &TwoInstructions};
+constexpr Operation kTwoInstructions = {"two_instructions", kBlocks,
+                                        &TwoInstructions};
 
 constexpr const char* kArchitecture =
 #if defined(__x86_64__)
@@ -199,13 +204,13 @@ absl::Status Describe() {
   absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
   if (!dispatcher.ok()) return dispatcher.status();
   nlohmann::ordered_json description = {
-      {"architecture", kArchitecture}, {"compiler", Compiler()},
-      {"unusual", Unusual()},          {"max_leaves", kMaxLeaves},
-      {"leaf_numel", kLeafNumel},
+      {"architecture", kArchitecture},
+      {"compiler", Compiler()},
+      {"unusual", Unusual()},
+      {"self_check", kTwoInstructions.name},
   };
-  auto& operations = description["operations"] = nlohmann::json::array();
   for (const Operation& operation : kOperations) {
-    operations.push_back(operation.name);
+    description["operations"][operation.name] = operation.unit;
   }
   auto& kernels = description["kernels"] = nlohmann::json::array();
   for (const KernelReport& report : dispatcher->Report()) {
@@ -218,7 +223,7 @@ absl::Status Describe() {
                    : absl::DataLossError("cannot write the description");
 }
 
-absl::Status Run(const std::string& name, const std::string& leaves_text,
+absl::Status Run(const std::string& name, const std::string& numel_text,
                  bool stop) {
   const Operation* operation = nullptr;
   for (const Operation& known : kOperations) {
@@ -228,11 +233,10 @@ absl::Status Run(const std::string& name, const std::string& leaves_text,
   if (operation == nullptr) {
     return absl::NotFoundError(absl::StrCat("no operation is named ", name));
   }
-  int64_t leaves;
-  if (!absl::SimpleAtoi(leaves_text, &leaves) || leaves < 1 ||
-      leaves > kMaxLeaves) {
+  int64_t numel;
+  if (!absl::SimpleAtoi(numel_text, &numel) || numel < 1 || numel > kMaxNumel) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "leaves: expected 1 to ", kMaxLeaves, ", got ", leaves_text));
+        "elements: expected 1 to ", kMaxNumel, ", got ", numel_text));
   }
   absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
   if (!dispatcher.ok()) return dispatcher.status();
@@ -241,7 +245,7 @@ absl::Status Run(const std::string& name, const std::string& leaves_text,
 
   Fill(arrays);
   if (stop) std::raise(SIGSTOP);
-  operation->run(*(*kernel)->operations, leaves * kLeafNumel, arrays);
+  operation->run(*(*kernel)->operations, numel, arrays);
   if (stop) std::raise(SIGSTOP);
   return absl::OkStatus();
 }
@@ -254,7 +258,7 @@ absl::Status Main(int argc, char** argv) {
     return Run(argv[2], argv[3], stop);
   }
   return absl::InvalidArgumentError(
-      "usage: workload describe | workload run OPERATION LEAVES [--stop]");
+      "usage: workload describe | workload run OPERATION NUMEL [--stop]");
 }
 
 }  // namespace
