@@ -1,11 +1,15 @@
 // The main of every test. Where the environment pins a kernel that this
-// processor cannot run, all tests are skipped, and say so.
+// processor cannot run, or names a length of vectors in bits
+// (ONEPASS_VECTOR_BITS) that is not that of this processor, all tests are
+// skipped, and say so.
 
+#include <cstdlib>
 #include <iostream>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dispatch/cpu_features.h"
 #include "dispatch/dispatcher.h"
 #include "gtest/gtest.h"
 #include "kernels/default.h"
@@ -18,6 +22,18 @@ absl::Status PinnedKernelStatus() {
   absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
   if (!dispatcher.ok()) return dispatcher.status();
   return dispatcher->Select().status();
+}
+
+// Why this processor is not the one that the environment names, or OK.
+absl::Status VectorBitsStatus() {
+  const char* expected = std::getenv("ONEPASS_VECTOR_BITS");
+  if (expected == nullptr) return absl::OkStatus();
+  const CpuFeatures cpu = DetectCpu();
+  const std::string bits =
+      std::to_string(cpu.sve_bits != 0 ? cpu.sve_bits : cpu.rvv_bits);
+  if (bits == expected) return absl::OkStatus();
+  return absl::FailedPreconditionError("vectors have " + bits +
+                                       " bits here, not " + expected);
 }
 
 // Skips each test as it starts. (A skip in an Environment is reported as
@@ -39,7 +55,8 @@ class SkipAll : public testing::EmptyTestEventListener {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const absl::Status status = onepass::PinnedKernelStatus();
+  absl::Status status = onepass::PinnedKernelStatus();
+  if (status.ok()) status = onepass::VectorBitsStatus();
   if (absl::IsFailedPrecondition(status)) {
     testing::UnitTest::GetInstance()->listeners().Append(
         new onepass::SkipAll(status));

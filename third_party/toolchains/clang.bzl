@@ -27,10 +27,10 @@ def clang_toolchain(name, cpu, machine, on):
     triple = machine + "-linux-gnu"
     binutils = "/usr/bin/" + ("" if cpu == on else triple + "-")
     libraries = [
-        "/usr/lib/gcc/%s/12" % triple,
+        "/usr/lib/gcc/" + triple,
         "/usr/include/" + triple,
     ] if cpu == on else [
-        "/usr/lib/gcc-cross/%s/12" % triple,
+        "/usr/lib/gcc-cross/" + triple,
         "/usr/%s/include" % triple,
     ]
     cc_toolchain_config(
