@@ -47,7 +47,8 @@ ONEPASS_INLINE void SumRows(int64_t begin, int64_t end, const LoadLanes& load,
       }
       i += kWidth;
     };
-    while (i + kRow <= end) (add(sums), ...);
+    const int64_t last_row = end - kRow;
+    while (i <= last_row) (add(sums), ...);
     // The rest of the last row. Lanes beyond `end` read as zero and add +0.
     auto add_rest = [&](auto& sum) ONEPASS_LAMBDA_INLINE {
       const int64_t rest = end - i;
