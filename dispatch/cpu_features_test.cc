@@ -10,31 +10,78 @@
 namespace onepass {
 namespace {
 
+// The words after the colon of the first line of /proc/cpuinfo that begins with
+// `key`.
+std::set<std::string> CpuInfo(const std::string& key) {
+  std::set<std::string> words;
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; words.empty() && std::getline(cpuinfo, line);) {
+    if (line.rfind(key, 0) != 0) continue;
+    std::istringstream rest(line.substr(line.find(':') + 1));
+    for (std::string word; rest >> word;) words.insert(word);
+  }
+  return words;
+}
+
+bool IsPowerOfTwo(int n) { return n > 0 && (n & (n - 1)) == 0; }
+
 TEST(CpuFeaturesTest, Avx512ImpliesAvx2) {
   const CpuFeatures features = DetectCpu();
   EXPECT_TRUE(features.avx2 || !features.avx512);
 }
 
-// Linux lists a flag only where it saves the registers too.
-TEST(CpuFeaturesTest, AgreesWithTheOperatingSystem) {
-  std::set<std::string> flags;
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; flags.empty() && std::getline(cpuinfo, line);) {
-    if (line.rfind("flags", 0) != 0) continue;
-    std::istringstream words(line.substr(line.find(':') + 1));
-    for (std::string word; words >> word;) flags.insert(word);
-  }
+TEST(CpuFeaturesTest, LengthsAreThoseTheArchitecturesAllow) {
   const CpuFeatures features = DetectCpu();
-#ifdef __x86_64__
+  EXPECT_EQ(features.sve_bits % 128, 0);
+  EXPECT_LE(features.sve_bits, 2048);
+  if (features.rvv_bits != 0) {
+    EXPECT_TRUE(IsPowerOfTwo(features.rvv_bits)) << features.rvv_bits;
+    EXPECT_LE(features.rvv_bits, 65536);
+  }
+}
+
+TEST(CpuFeaturesTest, OtherArchitecturesHaveNothing) {
+  const CpuFeatures features = DetectCpu();
+#ifndef __x86_64__
+  EXPECT_FALSE(features.avx2);
+  EXPECT_FALSE(features.avx512);
+#endif
+#ifndef __aarch64__
+  EXPECT_EQ(features.sve_bits, 0);
+#endif
+#ifndef __riscv
+  EXPECT_EQ(features.rvv_bits, 0);
+#endif
+}
+
+// Linux lists a feature only where it saves the registers too.
+TEST(CpuFeaturesTest, AgreesWithTheOperatingSystem) {
+  const CpuFeatures features = DetectCpu();
+#if defined(__x86_64__)
+  const std::set<std::string> flags = CpuInfo("flags");
   if (flags.empty()) GTEST_SKIP() << "/proc/cpuinfo lists no flags";
   auto has = [&flags](const char* flag) { return flags.count(flag) != 0; };
   const bool avx2 = has("avx2") && has("fma") && has("f16c");
   EXPECT_EQ(features.avx2, avx2);
   EXPECT_EQ(features.avx512, avx2 && has("avx512f") && has("avx512bw") &&
                                  has("avx512dq") && has("avx512vl"));
-#else
-  EXPECT_FALSE(features.avx2);
-  EXPECT_FALSE(features.avx512);
+#elif defined(__aarch64__)
+  const std::set<std::string> flags = CpuInfo("Features");
+  if (flags.empty()) {
+    GTEST_SKIP() << "/proc/cpuinfo lists no features of aarch64: under qemu's "
+                    "user emulation it is the host's";
+  }
+  EXPECT_EQ(features.sve_bits != 0, flags.count("sve") != 0);
+#elif defined(__riscv)
+  // rv64imafdcv_zicsr_...: one letter an extension up to the first underscore.
+  const std::set<std::string> isa = CpuInfo("isa");
+  if (isa.empty()) {
+    GTEST_SKIP() << "/proc/cpuinfo has no isa line: under qemu's user "
+                    "emulation it is the host's";
+  }
+  const std::string letters = isa.begin()->substr(0, isa.begin()->find('_'));
+  ASSERT_EQ(letters.rfind("rv64", 0), 0u) << letters;
+  EXPECT_EQ(features.rvv_bits != 0, letters.find('v', 4) != std::string::npos);
 #endif
 }
 

@@ -20,10 +20,11 @@ struct Avx2 {
     int64_t n;
   };
 
+  static constexpr int64_t kLeastLanes = 8;
   static constexpr int kUnroll = 2;
   static constexpr bool kHardwareHalf = true;
 
-  ONEPASS_INLINE static int64_t Lanes() { return 8; }
+  ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
   ONEPASS_INLINE static FirstLanes First(int64_t n) { return {n}; }
 

@@ -24,11 +24,12 @@ struct Avx512 {
     __mmask16 mask;
   };
 
+  static constexpr int64_t kLeastLanes = 16;
   // A turn fills whole cache lines of 16-bit copies.
   static constexpr int kUnroll = 2;
   static constexpr bool kHardwareHalf = true;
 
-  ONEPASS_INLINE static int64_t Lanes() { return 16; }
+  ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
   ONEPASS_INLINE static FirstLanes First(int64_t n) {
     return {static_cast<__mmask16>((1u << n) - 1)};

@@ -15,16 +15,18 @@
 namespace onepass {
 namespace generic {
 
-template <typename T, DType term_type, DType out_type>
+// What is the same for all elements is decided outside the loop: compilers
+// would divide by 1 and drop the result rather than branch.
+template <typename T, DType term_type, DType out_type, bool has_sum,
+          bool divides>
 [[gnu::noinline]] void AccumulateLoop(const AccumulateArgs& args) {
   const ScopedFpEnvironment fp;
   const AccumulateArgs a = args;
   // Returns what was stored, widened again.
   auto step = [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
     auto x = Load<T, term_type>(a.term, i, lanes);
-    if (a.sum != nullptr) x = T::Add(T::LoadF32(a.sum + i, lanes), x);
-    // x / 1 is x.
-    if (a.divisor != 1.0f) x = T::Div(x, T::Set(a.divisor));
+    if constexpr (has_sum) x = T::Add(T::LoadF32(a.sum + i, lanes), x);
+    if constexpr (divides) x = T::Div(x, T::Set(a.divisor));
     Store<T, out_type>(a.out, i, x, lanes);
     if constexpr (out_type == DType::kFloat32) {
       return x;
@@ -42,11 +44,25 @@ template <typename T, DType term_type, DType out_type>
   });
 }
 
+template <typename T, DType term_type, DType out_type, bool has_sum>
+void AccumulateOfTypes(const AccumulateArgs& args) {
+  // x / 1 is x.
+  if (args.divisor == 1.0f) {
+    AccumulateLoop<T, term_type, out_type, has_sum, false>(args);
+  } else {
+    AccumulateLoop<T, term_type, out_type, has_sum, true>(args);
+  }
+}
+
 template <typename T>
 void Accumulate(const AccumulateArgs& args) {
   WithDType(GradientTypes{}, args.term_type, [&](auto term) {
     WithDType(GradientTypes{}, args.out_type, [&](auto out) {
-      AccumulateLoop<T, term.value, out.value>(args);
+      if (args.sum == nullptr) {
+        AccumulateOfTypes<T, term.value, out.value, false>(args);
+      } else {
+        AccumulateOfTypes<T, term.value, out.value, true>(args);
+      }
     });
   });
 }

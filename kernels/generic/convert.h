@@ -112,8 +112,8 @@ ONEPASS_INLINE typename T::U32 EncodeNarrow(typename T::F32 x) {
       T::Select(T::Greater(rounded, overflow), overflow, rounded);
   const auto sign = T::And(T::template ShiftRight<32 - Format::kBits>(bits),
                            T::SetU32(uint32_t{1} << (Format::kBits - 1)));
-  return T::Select(T::IsNaN(x), T::SetU32(Format::kNaN),
-                   T::Or(sign, saturated));
+  return T::Select(T::Greater(magnitude, T::SetU32(kF32Infinity)),
+                   T::SetU32(Format::kNaN), T::Or(sign, saturated));
 }
 
 // The inverse. Finite codes are read as fp32 with the wrong bias, which one

@@ -17,6 +17,7 @@
 //   lanes
 //     int64_t Lanes()          constant on one machine, a power of two, >= 1;
 //                              supported() refuses a machine of other lengths
+//     int64_t kLeastLanes      on all machines that supported() takes
 //     int kUnroll              vectors that one turn of a loop updates, 1 or 2
 //     auto All()               all lanes
 //     auto First(int64_t n)    lanes 0 to n - 1, 0 < n <= Lanes(); the others

@@ -39,14 +39,16 @@ ONEPASS_INLINE void SumRows(int64_t begin, int64_t end, const LoadLanes& load,
     constexpr int64_t kWidth = kRow / vectors;
     int64_t i = begin;
     auto add = [&](auto& sum) ONEPASS_LAMBDA_INLINE {
-      if (T::Lanes() == kWidth) {
+      // Only a single vector may be longer than what it fills.
+      if (vectors > 1 || T::Lanes() == kWidth) {
         sum = T::AddSquares(sum, load(i, T::All()));
       } else {
         sum = T::AddSquares(sum, load(i, T::First(kWidth)));
       }
       i += kWidth;
     };
-    while (i + kRow <= end) (add(sums), ...);
+    const int64_t last_row = end - kRow;
+    while (i <= last_row) (add(sums), ...);
     // The rest of the last row. Lanes beyond `end` read as zero and add +0.
     auto add_rest = [&](auto& sum) ONEPASS_LAMBDA_INLINE {
       const int64_t rest = end - i;
@@ -67,7 +69,7 @@ ONEPASS_INLINE void SumRows(int64_t begin, int64_t end, const LoadLanes& load,
 template <typename T, int vectors = 1, typename LoadLanes>
 ONEPASS_INLINE double LeafSum(int64_t begin, int64_t end,
                               const LoadLanes& load) {
-  if constexpr (vectors < kRow) {
+  if constexpr (T::kLeastLanes * vectors < kRow) {
     if (T::Lanes() * vectors < kRow) {
       return LeafSum<T, 2 * vectors>(begin, end, load);
     }

@@ -17,7 +17,8 @@ ONEPASS_INLINE void ForEachVector(int64_t numel, const Body& body) {
   static_assert(T::kUnroll == 1 || T::kUnroll == 2);
   const int64_t width = T::Lanes();
   int64_t i = 0;
-  for (; i + T::kUnroll * width <= numel; i += T::kUnroll * width) {
+  const int64_t last_block = numel - T::kUnroll * width;
+  for (; i <= last_block; i += T::kUnroll * width) {
     body(i, T::All());
     if constexpr (T::kUnroll == 2) body(i + width, T::All());
   }

@@ -14,16 +14,19 @@ namespace {
 struct Neon {
   using F32 = float32x4_t;
   using U32 = uint32x4_t;
+  // Clear where the condition holds: NEON compares for "equal", which NaN is
+  // not, but not for "unordered".
   using Mask = uint32x4_t;
   struct AllLanes {};
   struct FirstLanes {
     int64_t n;
   };
 
+  static constexpr int64_t kLeastLanes = 4;
   static constexpr int kUnroll = 2;
   static constexpr bool kHardwareHalf = true;
 
-  ONEPASS_INLINE static int64_t Lanes() { return 4; }
+  ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
   ONEPASS_INLINE static FirstLanes First(int64_t n) { return {n}; }
 
@@ -76,7 +79,7 @@ struct Neon {
   ONEPASS_INLINE static F32 Fma(F32 a, F32 b, F32 c) {
     return vfmaq_f32(c, a, b);
   }
-  ONEPASS_INLINE static Mask IsNaN(F32 a) { return vmvnq_u32(vceqq_f32(a, a)); }
+  ONEPASS_INLINE static Mask IsNaN(F32 a) { return vceqq_f32(a, a); }
 
   ONEPASS_INLINE static U32 SetU32(uint32_t x) { return vdupq_n_u32(x); }
   ONEPASS_INLINE static U32 ZeroU32() { return vdupq_n_u32(0); }
@@ -92,9 +95,9 @@ struct Neon {
   ONEPASS_INLINE static U32 ShiftRight(U32 a) {
     return vshrq_n_u32(a, n);
   }
-  ONEPASS_INLINE static Mask Greater(U32 a, U32 b) { return vcgtq_u32(a, b); }
+  ONEPASS_INLINE static Mask Greater(U32 a, U32 b) { return vcleq_u32(a, b); }
   ONEPASS_INLINE static U32 Select(Mask mask, U32 a, U32 b) {
-    return vbslq_u32(mask, a, b);
+    return vbslq_u32(mask, b, a);
   }
   ONEPASS_INLINE static U32 Max(U32 a, U32 b) { return vmaxq_u32(a, b); }
   ONEPASS_INLINE static uint32_t ReduceMax(U32 a) { return vmaxvq_u32(a); }

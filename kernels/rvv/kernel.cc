@@ -25,6 +25,7 @@ struct Rvv {
     size_t n;
   };
 
+  static constexpr int64_t kLeastLanes = 16;
   // A group of four registers is unrolled enough.
   static constexpr int kUnroll = 1;
   // A part of Zvfhmin, which the base extension lacks.

@@ -13,10 +13,11 @@ struct Scalar {
   using Mask = bool;
   struct AllLanes {};
 
+  static constexpr int64_t kLeastLanes = 1;
   static constexpr int kUnroll = 2;
   static constexpr bool kHardwareHalf = false;
 
-  ONEPASS_INLINE static int64_t Lanes() { return 1; }
+  ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
   // A part of one lane does not exist.
   ONEPASS_INLINE static AllLanes First(int64_t) { return {}; }

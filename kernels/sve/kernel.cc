@@ -16,7 +16,10 @@ struct Sve {
   using U32 = svuint32_t;
   using Mask = svbool_t;
 
-  static constexpr int kUnroll = 2;
+  static constexpr int64_t kLeastLanes = 4;
+  // Loads and stores take an index beside their base; the addresses of a second
+  // vector would be computed.
+  static constexpr int kUnroll = 1;
   static constexpr bool kHardwareHalf = true;
 
   ONEPASS_INLINE static int64_t Lanes() {
