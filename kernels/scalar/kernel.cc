@@ -55,7 +55,8 @@ struct Scalar {
   // of 53 bits rounded to odd rounds to 24 bits as the exact one does (Boldo
   // and Melquiond 2008). Far cheaper than the call to libm.
   ONEPASS_INLINE static F32 Fma(F32 a, F32 b, F32 c) {
-#ifdef __FP_FAST_FMAF
+    // clang does not say __FP_FAST_FMAF where the baseline has it.
+#if defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA) || defined(__riscv_f)
     return __builtin_fmaf(a, b, c);
 #else
     const double product = static_cast<double>(a) * b;
