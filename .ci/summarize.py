@@ -6,8 +6,8 @@ not build too, and where each one's test.xml lies. GoogleTest writes a case for 
 script Bazel writes one case for the whole, and a script that cannot run here says so with a line
 `SKIPPED: reason`.
 
-A line of the expected skips is `NAME PATTERN`: the --name of the run, or `*`, and a shell pattern
-over the case, as it is printed here.
+A line of the expected skips is `NAMES PATTERN`: shell patterns over the --name of the run, with commas
+between, and one over the case, as it is printed here.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def main():
     if args.expected_skips.exists():
         for line in args.expected_skips.read_text().splitlines():
             fields = line.split("#")[0].split(maxsplit=1)
-            if fields and fnmatch.fnmatchcase(args.name, fields[0]):
+            if fields and any(fnmatch.fnmatchcase(args.name, name) for name in fields[0].split(",")):
                 expected.append(fields[1].strip())
 
     xml_files, failed_labels, incompatible = (
