@@ -6,8 +6,8 @@ not build too, and where each one's test.xml lies. GoogleTest writes a case for 
 script Bazel writes one case for the whole, and a script that cannot run here says so with a line
 `SKIPPED: reason`.
 
-A line of the expected skips is `NAMES PATTERN`: shell patterns over the --name of the run, with commas
-between, and one over the case, as it is printed here.
+A line of the expected skips is `MACHINES NAMES PATTERN`: shell patterns, with commas between, over
+--machine and over --name, and one over the case as it is printed here.
 """
 
 import argparse
@@ -74,9 +74,14 @@ def read_cases(label, xml_file):
                 yield name, "passed", ""
 
 
+def matches(text, patterns):
+    return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns.split(","))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", required=True, help="of this run, as the expected skips have it")
+    parser.add_argument("--machine", required=True, help="kind of machine, likewise")
     parser.add_argument("--events", required=True, type=pathlib.Path)
     parser.add_argument("--bazel-status", required=True, type=int)
     parser.add_argument("--expected-skips", required=True, type=pathlib.Path)
@@ -84,11 +89,10 @@ def main():
     args = parser.parse_args()
 
     expected = []
-    if args.expected_skips.exists():
-        for line in args.expected_skips.read_text().splitlines():
-            fields = line.split("#")[0].split(maxsplit=1)
-            if fields and any(fnmatch.fnmatchcase(args.name, name) for name in fields[0].split(",")):
-                expected.append(fields[1].strip())
+    for line in args.expected_skips.read_text().splitlines():
+        fields = line.split("#")[0].split()
+        if fields and matches(args.machine, fields[0]) and matches(args.name, fields[1]):
+            expected.append(fields[2])
 
     xml_files, failed_labels, incompatible = (
         read_events(args.events) if args.events.exists() else ({}, set(), set())

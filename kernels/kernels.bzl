@@ -9,7 +9,7 @@ KERNELS = [
     struct(name = "avx2", cpu = "@platforms//cpu:x86_64", copts = ["-mavx2", "-mfma", "-mf16c"]),
     struct(name = "neon", cpu = "@platforms//cpu:aarch64", copts = []),
     struct(name = "sve", cpu = "@platforms//cpu:aarch64", copts = ["-march=armv8.2-a+sve"]),
-    struct(name = "rvv", cpu = "//tools/platforms:riscv64", copts = ["-march=rv64gcv"]),
+    struct(name = "rvv", cpu = "@platforms//cpu:riscv64", copts = ["-march=rv64gcv"]),
     struct(name = "scalar", cpu = None, copts = []),
 ]
 

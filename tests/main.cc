@@ -27,7 +27,7 @@ absl::Status PinnedKernelStatus() {
 // Why this processor is not the one that the environment names, or OK.
 absl::Status VectorBitsStatus() {
   const char* expected = std::getenv("ONEPASS_VECTOR_BITS");
-  if (expected == nullptr) return absl::OkStatus();
+  if (expected == nullptr || *expected == '\0') return absl::OkStatus();
   const CpuFeatures cpu = DetectCpu();
   const std::string bits =
       std::to_string(cpu.sve_bits != 0 ? cpu.sve_bits : cpu.rvv_bits);

@@ -28,7 +28,7 @@ std::string KernelName(const testing::TestParamInfo<const Kernel*>& info);
 
 // Long tests try every LongTestStride()-th case: 1, or kReducedStride where the
 // environment has ONEPASS_LONG_TESTS=reduced, as all but the default
-// configuration do: there the same cases are tried again.
+// configuration do: they try the same cases again, or under an emulator.
 inline constexpr int64_t kReducedStride = 257;
 int64_t LongTestStride();
 

@@ -31,6 +31,8 @@ def _source_archive_impl(ctx):
         )
     if ctx.attr.build_file:
         ctx.symlink(ctx.attr.build_file, "BUILD.bazel")
+    for path, text in ctx.attr.appended.items():
+        ctx.file(path, ctx.read(path) + text, executable = False)
 
 source_archive = repository_rule(
     implementation = _source_archive_impl,
@@ -41,6 +43,7 @@ source_archive = repository_rule(
         "distro_file": attr.string(mandatory = True),
         "distro_sha256": attr.string(),
         "distro_strip_prefix": attr.string(),
+        "appended": attr.string_dict(doc = "A file of the archive: what is added at its end."),
         "build_file": attr.label(allow_single_file = True, doc = "For an archive without BUILD files."),
     },
 )

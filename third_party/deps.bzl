@@ -33,12 +33,24 @@ _ARCHIVES = {
 # Upstream has no BUILD file for Bazel 4, or none that builds only what is used here.
 _WITH_PACKAGE_FILE = ["cli11", "eigen", "nlohmann_json", "xxhash"]
 
+# What later versions have and the pinned one lacks.
+_APPENDED = {
+    # A workspace with @platforms of its own needs one with RISC-V.
+    "platforms": {"cpu/BUILD": """
+constraint_value(
+    name = "riscv64",
+    constraint_setting = ":cpu",
+)
+"""},
+}
+
 def onepass_deps():
     bazel_shims()
     for name, archive in _ARCHIVES.items():
         if not native.existing_rule(name):
             source_archive(
                 name = name,
+                appended = _APPENDED.get(name, {}),
                 build_file = Label("//third_party/%s:package.BUILD" % name) if name in _WITH_PACKAGE_FILE else None,
                 **archive
             )

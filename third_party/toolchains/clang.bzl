@@ -17,10 +17,14 @@ def clang_toolchain(name, cpu, machine, on, constraints_on = []):
       constraints_on: further constraints of the platforms it runs on.
     """
     triple = machine + "-linux-gnu"
+
+    # Else the newest that is there, which may be without C++.
+    libraries = [] if cpu == on else ["--gcc-install-dir=/usr/lib/gcc-cross/%s/12" % triple]
     installed_toolchain(
         name = name,
         compile_flags = [
             "--target=" + triple,
+        ] + libraries + [
             "-fstack-protector",
             "-Wall",
             "-fno-omit-frame-pointer",
@@ -45,7 +49,7 @@ def clang_toolchain(name, cpu, machine, on, constraints_on = []):
         link_flags = [
             "--target=" + triple,
             "--ld-path=/usr/bin/ld.lld-19",
-        ],
+        ] + libraries,
         machine = machine,
         on = on,
         programs = {
