@@ -99,9 +99,9 @@ bool HasVectors() {
   return control < 0 || (control & kVstateCurrentMask) != kVstateOff;
 }
 
-// Of the longest vector of bytes in one register, or 0 where version 1.0 of the
-// extension is not understood. Not inlined: the caller may itself be compiled
-// for vectors, and expects their configuration to change in calls only.
+// VLEN, or 0 where version 1.0 of the extension is not understood. Not inlined:
+// the caller may itself be compiled for vectors, and expects their
+// configuration to change in calls only.
 [[gnu::noinline]] int VectorBits() {
   // Encoded by numbers, which the assembler takes without the extension:
   // vsetvli vl, x0, e8, m1, ta, ma. The last two are newer than 0.7, which

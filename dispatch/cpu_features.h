@@ -16,7 +16,9 @@ struct CpuFeatures {
   // The above and AVX-512 F, BW, DQ, VL, with zmm and mask registers saved.
   bool avx512 = false;
   // Bits of an SVE vector in the calling thread, 0 without SVE. What the
-  // operating system grants, which may be less than the processor has.
+  // operating system grants, which may be less than the processor has. A thread
+  // that changes its length (PR_SVE_SET_VL) must not call a kernel that was
+  // registered by one of another length.
   int sve_bits = 0;
   // Bits of a vector register of RISC-V (VLEN), 0 without version 1.0 of the
   // extension, or where the operating system has turned it off for the thread.
@@ -25,7 +27,7 @@ struct CpuFeatures {
 
 // x86-64: asks CPUID and XCR0, since a hypervisor or a kernel option can leave
 // the instructions in CPUID while using their registers traps. Elsewhere: asks
-// the operating system.
+// the operating system, and on RISC-V the processor for the version.
 CpuFeatures DetectCpu();
 
 }  // namespace onepass

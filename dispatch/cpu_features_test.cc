@@ -107,7 +107,11 @@ TEST(CpuFeaturesTest, AgreesWithTheOperatingSystem) {
   if (isa.empty()) GTEST_SKIP() << "/proc/cpuinfo has no isa line";
   const std::string letters = isa.begin()->substr(0, isa.begin()->find('_'));
   ASSERT_EQ(letters.rfind("rv64", 0), 0u) << letters;
-  EXPECT_EQ(features.rvv_bits != 0, letters.find('v', 4) != std::string::npos);
+  // Not the other way round: a vendor's kernel may mean an older version by it,
+  // and vectors can be turned off for a thread.
+  if (features.rvv_bits != 0) {
+    EXPECT_NE(letters.find('v', 4), std::string::npos) << letters;
+  }
 #endif
 }
 

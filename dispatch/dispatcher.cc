@@ -86,10 +86,10 @@ absl::Status Dispatcher::Register(const Kernel& kernel) {
   const int rank = kernel.rank();
   const auto after = std::find_if(
       entries_.begin(), entries_.end(), [rank, name](const Entry& entry) {
-        const int other = entry.kernel->rank();
-        return other < rank || (other == rank && entry.kernel->name > name);
+        return entry.rank < rank ||
+               (entry.rank == rank && entry.kernel->name > name);
       });
-  entries_.insert(after, Entry{&kernel, supported, block_numel});
+  entries_.insert(after, Entry{&kernel, rank, supported, block_numel});
   return absl::OkStatus();
 }
 

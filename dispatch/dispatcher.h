@@ -63,6 +63,7 @@ class Dispatcher {
  private:
   struct Entry {
     const Kernel* kernel;
+    int rank;
     bool supported;
     int64_t block_numel;  // 0 where it cannot run here
   };

@@ -120,6 +120,15 @@ TEST_F(DispatcherTest, ChoosesForMachinesThatAreNotHere) {
   }
 }
 
+// The walk over vectors halves their number: it needs a power of two.
+TEST_F(DispatcherTest, RefusesLengthsThatAreNoPowersOfTwo) {
+  const int bits = DetectCpu().sve_bits;
+  for (const KernelReport& report : CreateDefaultDispatcher()->Report()) {
+    if (report.kernel->name != std::string("sve")) continue;
+    EXPECT_EQ(report.supported, bits != 0 && (bits & (bits - 1)) == 0) << bits;
+  }
+}
+
 TEST_F(DispatcherTest, ChoosesAroundAHole) {
   const Kernel kernels[] = {Fake<3>("best"), Fake<2>("middle"),
                             Fake<1>("least")};

@@ -1,8 +1,10 @@
-// A caller's floating-point environment (flush-to-zero, rounding toward zero)
+// A caller's floating-point environment (flush-to-zero, rounding toward zero,
+// alternative half precision)
 // changes no bit of any operation, and is still set afterwards.
 
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "dispatch/kernel.h"
@@ -30,6 +32,17 @@ std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
     const uint32_t magnitude = small & 0x7fffffff;
     std::memcpy(&magnitudes[i], &magnitude, sizeof(magnitude));
   }
+  // Beyond fp16, at its end, not finite: an alternative half precision that a
+  // processor may have set takes these codes for numbers.
+  constexpr uint32_t kBeyondHalf[] = {0x477fe000, 0x477ff000, 0x49742400,
+                                      0x7f800000, 0xff800000, 0x7fc00000};
+  constexpr uint16_t kHalfCodes[] = {0x7bff, 0x7c00, 0xfc00, 0x7e00, 0xfe00};
+  std::vector<float> beyond(kNumel);
+  std::vector<uint16_t> half_codes(kNumel);
+  for (int64_t i = 0; i < kNumel; ++i) {
+    std::memcpy(&beyond[i], &kBeyondHalf[i % std::size(kBeyondHalf)], 4);
+    half_codes[i] = kHalfCodes[i % std::size(kHalfCodes)];
+  }
   std::vector<unsigned char> results;
   auto keep = [&results](const auto& values) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
@@ -40,6 +53,7 @@ std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
   for (WeightDecay mode :
        {WeightDecay::kNone, WeightDecay::kL2, WeightDecay::kAdamW}) {
     std::vector<float> param = y;
+    for (int64_t i = 0; i < kNumel; i += 5) param[i] = beyond[i];
     std::vector<float> exp_avg = x;
     std::vector<float> exp_avg_sq = magnitudes;
     std::vector<uint16_t> copy(kNumel);
@@ -68,8 +82,13 @@ std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
   keep(sums);
   kernel.scale({kNumel, y.data(), out.data(), 1e-36f});
   keep(out);
+  kernel.cast({kNumel, half_codes.data(), out.data(), DType::kFloat16,
+               DType::kFloat32});
+  keep(out);
   for (DType type : {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3}) {
     std::vector<uint16_t> codes(kNumel);
+    kernel.cast({kNumel, beyond.data(), codes.data(), DType::kFloat32, type});
+    keep(codes);
     kernel.cast({kNumel, y.data(), codes.data(), DType::kFloat32, type});
     keep(codes);
     kernel.cast({kNumel, x.data(), codes.data(), DType::kFloat32, type});

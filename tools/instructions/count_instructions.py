@@ -150,7 +150,7 @@ def measure(counter, description):
             "compiler": description["compiler"],
         }
         for operation, unit in description["operations"].items():
-            row[operation] = "%.2f" % count_an_element(counter, name, operation, unit)
+            row[operation] = "%.3f" % count_an_element(counter, name, operation, unit)
         rows.append(row)
     return rows
 
@@ -199,6 +199,7 @@ def format_table(rows, operations):
 
 def update(path, measured, operations):
     before, rows, after = find_table(path)
+    # Columns that are no longer counted go.
     index = {key(row): row for row in rows}
     for row in measured:
         known = index.get(key(row))
@@ -213,6 +214,9 @@ def update(path, measured, operations):
 def check(path, measured, operations):
     """Returns whether no count has grown. Says what has changed."""
     _, rows, _ = find_table(path)
+    lost = [c for c in (rows[0] if rows else []) if c not in KEY and c != TARGET and c not in operations]
+    if lost:
+        raise Failure("%s has %s, which nothing counts" % (path.name, ", ".join(lost)))
     table = {key(row): row for row in rows if any(row.get(o, NONE) != NONE for o in operations)}
     renew = "renew the table: see %s" % path.name
     # Of another compiler, say: nobody has said what is right there.

@@ -5,7 +5,7 @@
 //
 // prints the count. Exact, on whatever instructions this processor has (which
 // emulators may lack), without hardware counters (which virtual machines may
-// lack), at some 100,000 steps a second.
+// lack), at some 50,000 steps a second.
 //
 // Exit status: 0; 1 where the program did not do what it should; 3 where this
 // machine cannot step: a sandbox may forbid tracing, and Linux on RISC-V has no

@@ -21,15 +21,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "dispatch/cpu_features.h"
 #include "dispatch/dispatcher.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "kernels/default.h"
 #include "nlohmann/json.hpp"
-
-#if defined(__aarch64__)
-#include <sys/prctl.h>
-#endif
 
 namespace onepass {
 namespace {
@@ -184,20 +182,9 @@ std::string Unusual() {
 
 // Bits of a vector where only the machine knows them, else 0: the name of the
 // kernel says it.
-int64_t VectorBits(const KernelReport& report) {
-  if (!report.supported) return 0;
-#if defined(__aarch64__)
-  if (std::strcmp(report.kernel->name, "sve") == 0) {
-    return 8 * (prctl(PR_SVE_GET_VL) & PR_SVE_VL_LEN_MASK);
-  }
-#elif defined(__riscv)
-  if (std::strcmp(report.kernel->name, "rvv") == 0) {
-    int64_t bytes;
-    asm("csrr %0, 0xc22" : "=r"(bytes));  // vlenb
-    return 8 * bytes;
-  }
-#endif
-  return 0;
+int VectorBits(absl::string_view kernel) {
+  const CpuFeatures cpu = DetectCpu();
+  return kernel == "sve" ? cpu.sve_bits : kernel == "rvv" ? cpu.rvv_bits : 0;
 }
 
 absl::Status Describe() {
@@ -216,7 +203,7 @@ absl::Status Describe() {
   for (const KernelReport& report : dispatcher->Report()) {
     kernels.push_back({{"name", report.kernel->name},
                        {"supported", report.supported},
-                       {"vector_bits", VectorBits(report)}});
+                       {"vector_bits", VectorBits(report.kernel->name)}});
   }
   std::cout << description.dump(2) << std::endl;
   return std::cout ? absl::OkStatus()
