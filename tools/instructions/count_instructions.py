@@ -76,7 +76,8 @@ class Stepper:
 class Emulator:
     """Counts the whole process under qemu."""
 
-    # The start of a process varies by some ten instructions: to be lost among those of many elements.
+    # The start of a process varies by some ten to hundred instructions: to be lost among those of many
+    # elements.
     units = (4, 64)
 
     def __init__(self, workload, plugin):
@@ -141,7 +142,8 @@ def measure(counter, description):
             continue
         if not rows:
             got = count_an_element(counter, name, description["self_check"], 1024)
-            if abs(got - 2) > 0.001:
+            # Far from what a miscount would give, and far above the noise of an emulated process.
+            if abs(got - 2) > 0.01:
                 raise Failure("the counter sees %.4f instructions in a loop of 2" % got)
         row = {
             "kernel": name,
