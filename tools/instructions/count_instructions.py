@@ -6,8 +6,8 @@
     ./bazelw run //tools/instructions:count_test -- --update          # writes the table anew
 
 Of each operation two calls on different numbers of elements are counted; the difference of the counts,
-over that of the elements, is the operation's. On this machine a single-stepper counts what lies between
-two marks; a program of another architecture runs under qemu, where a plugin counts the whole process.
+over that of the elements, is the operation's. A counter counts what lies between two marks: on this machine
+a single-stepper, for a program of another architecture, which runs under qemu, a plugin.
 A loop of two instructions an element checks the counter first.
 
 ONEPASS_KERNEL restricts the kernels to one. Fails where a count has grown by more than 5 %; one that
@@ -59,9 +59,6 @@ def run(command, skip_status=None, **environment):
 class Stepper:
     """Steps through the call alone."""
 
-    # Slow, some 50,000 steps a second; but nothing else is counted, so that the least is enough.
-    units = (1, 2)
-
     def __init__(self, workload, stepper):
         self._workload, self._stepper = workload, stepper
 
@@ -74,11 +71,7 @@ class Stepper:
 
 
 class Emulator:
-    """Counts the whole process under qemu."""
-
-    # The start of a process varies by some ten to hundred instructions: to be lost among those of many
-    # elements.
-    units = (4, 64)
+    """Has qemu count the call alone."""
 
     def __init__(self, workload, plugin):
         foreign = os.environ.get("ONEPASS_FOREIGN")
@@ -97,7 +90,7 @@ class Emulator:
             file = pathlib.Path(folder, "count")
             try:
                 run(
-                    [self._foreign, self._workload, "run", operation, numel],
+                    [self._foreign, self._workload, "run", operation, numel, "--getppid"],
                     ONEPASS_KERNEL=kernel,
                     QEMU_PLUGIN="file=%s,count=%s" % (self._plugin, file),
                 )
@@ -122,8 +115,8 @@ def make_counter(args):
 
 
 def count_an_element(counter, kernel, operation, unit):
-    few, many = (unit * n for n in counter.units)
-    return (counter.count(kernel, operation, many) - counter.count(kernel, operation, few)) / (many - few)
+    # Nothing beside the call is counted, so that the least is enough; a stepper is slow.
+    return (counter.count(kernel, operation, 2 * unit) - counter.count(kernel, operation, unit)) / unit
 
 
 def measure(counter, description):
@@ -142,8 +135,7 @@ def measure(counter, description):
             continue
         if not rows:
             got = count_an_element(counter, name, description["self_check"], 1024)
-            # Far from what a miscount would give, and far above the noise of an emulated process.
-            if abs(got - 2) > 0.01:
+            if abs(got - 2) > 0.001:
                 raise Failure("the counter sees %.4f instructions in a loop of 2" % got)
         row = {
             "kernel": name,

@@ -1,14 +1,16 @@
 // What is counted: one operation of one kernel, called once.
 //
 //   workload describe                       what can be counted here, as JSON
-//   workload run OPERATION NUMEL [--stop]   on the kernel of ONEPASS_KERNEL
+//   workload run OPERATION NUMEL MARK       on the kernel of ONEPASS_KERNEL
 //
-// All else that a run executes does not depend on NUMEL, so that the
-// difference of two runs is the operation's alone. With --stop the program
-// raises SIGSTOP before and after the call, for stepper.cc; without, nothing
-// marks the call, for whoever counts the whole process.
+// The call lies between two marks: MARK is --stop, which raises SIGSTOP for
+// stepper.cc, or --getppid, a system call for qemu_plugin.cc. What lies between
+// beside the operation does not depend on NUMEL, so that the difference of two
+// runs is the operation's alone.
 //
 // To count one more operation: its line in kOperations.
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -33,7 +35,7 @@ namespace onepass {
 namespace {
 
 // Arrays are of this size and filled whole, however little is worked on.
-constexpr int64_t kMaxNumel = 64 * kLeafNumel;
+constexpr int64_t kMaxNumel = 2 * kLeafNumel;
 
 // Elements that no kernel has a tail of, where leaves are of no meaning.
 constexpr int64_t kBlocks = 1024;
@@ -210,8 +212,16 @@ absl::Status Describe() {
                    : absl::DataLossError("cannot write the description");
 }
 
+using Mark = void (*)();
+
+Mark FindMark(absl::string_view name) {
+  if (name == "--stop") return [] { std::raise(SIGSTOP); };
+  if (name == "--getppid") return [] { getppid(); };
+  return nullptr;
+}
+
 absl::Status Run(const std::string& name, const std::string& numel_text,
-                 bool stop) {
+                 Mark mark) {
   const Operation* operation = nullptr;
   for (const Operation& known : kOperations) {
     if (name == known.name) operation = &known;
@@ -231,21 +241,19 @@ absl::Status Run(const std::string& name, const std::string& numel_text,
   if (!kernel.ok()) return kernel.status();
 
   Fill(arrays);
-  if (stop) std::raise(SIGSTOP);
+  mark();
   operation->run(*(*kernel)->operations, numel, arrays);
-  if (stop) std::raise(SIGSTOP);
+  mark();
   return absl::OkStatus();
 }
 
 absl::Status Main(int argc, char** argv) {
   const std::string command = argc > 1 ? argv[1] : "";
   if (command == "describe" && argc == 2) return Describe();
-  const bool stop = argc == 5 && std::strcmp(argv[4], "--stop") == 0;
-  if (command == "run" && (argc == 4 || stop)) {
-    return Run(argv[2], argv[3], stop);
-  }
+  const Mark mark = argc == 5 ? FindMark(argv[4]) : nullptr;
+  if (command == "run" && mark != nullptr) return Run(argv[2], argv[3], mark);
   return absl::InvalidArgumentError(
-      "usage: workload describe | workload run OPERATION NUMEL [--stop]");
+      "usage: workload describe | workload run OPERATION NUMEL MARK");
 }
 
 }  // namespace
