@@ -95,6 +95,10 @@ struct AdamStepArgs {
   DType exp_avg_type = DType::kFloat32;
   DType exp_avg_sq_type = DType::kFloat32;
   DType copy_type = DType::kBFloat16;  // of no meaning where copy is null
+  // Asks for stores of the copy that go around the caches, for one that is
+  // larger than they are; a kernel that has none (Kernel::streams_copies)
+  // stores it as ever. The bits are the same.
+  bool stream_copy = false;
   float grad_scale = 1;
   AdamConstants constants;
 };
@@ -200,6 +204,8 @@ struct Kernel {
   DTypeSet moment_types;    // of adam_step, each moment its own
   DTypeSet copy_types;      // of adam_step; empty where it writes no copies
   const KernelOperations* operations;
+  // Whether AdamStepArgs::stream_copy makes a difference.
+  bool streams_copies = false;
 };
 
 }  // namespace onepass

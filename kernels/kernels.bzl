@@ -2,7 +2,7 @@
 
 load("//dispatch:numerics.bzl", "NUMERICS_COPTS")
 
-# To add an instruction set: its folder with kernel.cc and plugin.cc, and its line here. `cpu` is
+# To add an instruction set: its folder with traits.h and plugin.cc, and its line here. `cpu` is
 # the constraint of the platforms it is for, or None where it is for all.
 KERNELS = [
     struct(name = "avx512", cpu = "@platforms//cpu:x86_64", copts = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"]),
@@ -46,41 +46,97 @@ def _table_source(kernels):
     lines += ["};", "const int kBuiltinKernelCount = %d;" % len(kernels), "}  // namespace onepass"]
     return "printf '%s\\n' " + " ".join(["\"%s\"" % line for line in lines]) + " > $@"
 
+def _compatible(kernel):
+    return [] if kernel.cpu == None else [kernel.cpu]
+
+def kernel_objects(name, symbol, header, instance, type, deps, testonly = False):
+    """Something over traits, an object for each kernel's instruction set.
+
+    For each kernel a library `<kernel>_<name>`, whose one symbol is a constant of `type` (in
+    namespace onepass), made by `instance`, a template of `header` over the traits; and the test that
+    it has no other.
+
+    Args:
+      name: of the targets, after the kernel's.
+      symbol: `%s` in it is the kernel's name with a capital letter.
+      header: of `instance`.
+      instance: as in `generic::MakeOperations`.
+      type: of the constant.
+      deps: libraries that `header` comes from.
+      testonly: as everywhere.
+    """
+    for kernel in KERNELS:
+        capital = kernel.name.capitalize()
+        target = "%s_%s" % (kernel.name, name)
+        native.genrule(
+            name = target + "_source",
+            outs = [target + ".cc"],
+            cmd = "printf '%s\\n' " + " ".join(["'%s'" % line for line in [
+                '#include "kernels/%s/traits.h"' % kernel.name,
+                '#include "%s"' % header,
+                "namespace onepass {",
+                "extern constexpr %s %s = %s<%s>();" % (type, symbol % capital, instance, capital),
+                "}  // namespace onepass",
+            ]]) + " > $@",
+            testonly = testonly,
+        )
+        native.cc_library(
+            name = target,
+            srcs = [target + ".cc"],
+            copts = _KERNEL_COPTS + kernel.copts,
+            linkstatic = True,
+            target_compatible_with = _compatible(kernel),
+            testonly = testonly,
+            visibility = ["//visibility:private"],
+            deps = ["//kernels:%s_traits" % kernel.name] + deps,
+        )
+        native.filegroup(
+            name = target + "_archive",
+            srcs = [target],
+            output_group = "archive",
+            testonly = True,
+        )
+        native.sh_test(
+            name = target + "_symbols_test",
+            srcs = ["//kernels:symbols_test.sh"],
+            args = ["onepass::" + symbol % capital, "$(locations :%s_archive)" % target],
+            data = [target + "_archive"],
+            target_compatible_with = _compatible(kernel),
+        )
+
 def kernel_plugins():
     """Targets //kernels:<name> (a plugin), <name>_kernel (its code) and table.cc (all of them)."""
     for kernel in KERNELS:
-        compatible = [] if kernel.cpu == None else [kernel.cpu]
         native.cc_library(
-            name = kernel.name + "_kernel",
-            srcs = [kernel.name + "/kernel.cc"],
-            copts = _KERNEL_COPTS + kernel.copts,
-            linkstatic = True,
-            target_compatible_with = compatible,
+            name = kernel.name + "_traits",
+            hdrs = [kernel.name + "/traits.h"],
+            # Compiled with the flags of the instruction set only.
+            features = ["-parse_headers"],
+            target_compatible_with = _compatible(kernel),
+            visibility = ["//tools/bench:__pkg__"],
             deps = [":generic"],
         )
         native.cc_library(
             name = kernel.name,
             srcs = [kernel.name + "/plugin.cc"],
-            target_compatible_with = compatible,
+            target_compatible_with = _compatible(kernel),
             deps = [
                 ":" + kernel.name + "_kernel",
                 "//dispatch:cpu_features",
                 "//dispatch:kernel",
             ],
         )
-        native.filegroup(
-            name = kernel.name + "_archive",
-            srcs = [kernel.name + "_kernel"],
-            output_group = "archive",
-            testonly = True,
-        )
-        native.sh_test(
-            name = kernel.name + "_symbols_test",
-            srcs = ["symbols_test.sh"],
-            args = ["onepass::k%sOperations" % kernel.name.capitalize(), "$(locations :%s_archive)" % kernel.name],
-            data = [kernel.name + "_archive"],
-            target_compatible_with = compatible,
-        )
+    kernel_objects(
+        name = "kernel",
+        symbol = "k%sOperations",
+        header = "kernels/generic/kernel.h",
+        instance = "generic::MakeOperations",
+        type = "KernelOperations",
+        deps = [
+            ":generic",
+            "//dispatch:kernel",
+        ],
+    )
     native.genrule(
         name = "table_source",
         outs = ["table.cc"],

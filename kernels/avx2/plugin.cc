@@ -14,6 +14,7 @@ extern const Kernel kAvx2Kernel = {
     kGradientTypes,
     kMomentTypes,
     kCopyTypes,
-    &kAvx2Operations};
+    &kAvx2Operations,
+    /*streams_copies=*/true};
 
 }  // namespace onepass

@@ -14,6 +14,7 @@ extern const Kernel kAvx512Kernel = {
     kGradientTypes,
     kMomentTypes,
     kCopyTypes,
-    &kAvx512Operations};
+    &kAvx512Operations,
+    /*streams_copies=*/true};
 
 }  // namespace onepass

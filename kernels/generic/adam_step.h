@@ -15,20 +15,25 @@
 namespace onepass {
 namespace generic {
 
-// No copy, where AdamStepArgs::copy is null.
-struct NoCopyTag {};
+// Where AdamStepArgs::copy is null, and where it is not.
+struct NoCopy {};
+template <DType copy_type, bool is_streaming>
+struct Copy {
+  static constexpr DType type = copy_type;
+  static constexpr bool streaming = is_streaming;
+};
 
 // Not inlined into one function of all types: each instance is a loop of its
 // own. T is local to its source file, so the instances are too.
 template <typename T, DType grad_type, DType exp_avg_type,
-          DType exp_avg_sq_type, typename CopyTag, WeightDecay decay_mode>
+          DType exp_avg_sq_type, typename CopyKind, WeightDecay decay_mode>
 [[gnu::noinline]] void AdamStepLoop(const AdamStepArgs& args) {
   const ScopedFpEnvironment fp;
   // A copy that no store through a span can alias, so that it stays in
   // registers.
   const AdamStepArgs a = args;
   const AdamConstants& c = a.constants;
-  ForEachVector<T>(a.numel, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
+  auto update = [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
     auto p = T::LoadF32(a.param + i, lanes);
     auto g = T::Mul(Load<T, grad_type>(a.grad, i, lanes), T::Set(a.grad_scale));
     if constexpr (decay_mode == WeightDecay::kL2) {
@@ -50,24 +55,32 @@ template <typename T, DType grad_type, DType exp_avg_type,
     T::StoreF32(a.param + i, p, lanes);
     Store<T, exp_avg_type>(a.exp_avg, i, m, lanes);
     Store<T, exp_avg_sq_type>(a.exp_avg_sq, i, v, lanes);
-    if constexpr (!std::is_same_v<CopyTag, NoCopyTag>) {
-      Store<T, CopyTag::value>(a.copy, i, p, lanes);
-    }
-  });
+    return p;
+  };
+  const Input<DType::kFloat32> param = {a.param};
+  const Input<grad_type> grad = {a.grad};
+  const Input<exp_avg_type> exp_avg = {a.exp_avg};
+  const Input<exp_avg_sq_type> exp_avg_sq = {a.exp_avg_sq};
+  if constexpr (std::is_same_v<CopyKind, NoCopy>) {
+    ForEachVector<T>(a.numel, update, param, grad, exp_avg, exp_avg_sq);
+  } else {
+    ForEachVectorWithCopy<T, CopyKind::type, CopyKind::streaming>(
+        a.numel, a.copy, update, param, grad, exp_avg, exp_avg_sq);
+  }
 }
 
 template <typename T, DType grad_type, DType exp_avg_type,
-          DType exp_avg_sq_type, typename CopyTag>
+          DType exp_avg_sq_type, typename CopyKind>
 void AdamStepOfTypes(const AdamStepArgs& args) {
   switch (args.constants.decay_mode) {
     case WeightDecay::kNone:
-      return AdamStepLoop<T, grad_type, exp_avg_type, exp_avg_sq_type, CopyTag,
+      return AdamStepLoop<T, grad_type, exp_avg_type, exp_avg_sq_type, CopyKind,
                           WeightDecay::kNone>(args);
     case WeightDecay::kL2:
-      return AdamStepLoop<T, grad_type, exp_avg_type, exp_avg_sq_type, CopyTag,
+      return AdamStepLoop<T, grad_type, exp_avg_type, exp_avg_sq_type, CopyKind,
                           WeightDecay::kL2>(args);
     case WeightDecay::kAdamW:
-      return AdamStepLoop<T, grad_type, exp_avg_type, exp_avg_sq_type, CopyTag,
+      return AdamStepLoop<T, grad_type, exp_avg_type, exp_avg_sq_type, CopyKind,
                           WeightDecay::kAdamW>(args);
   }
 }
@@ -78,12 +91,19 @@ void AdamStep(const AdamStepArgs& args) {
     WithDType(MomentTypes{}, args.exp_avg_type, [&](auto m) {
       WithDType(MomentTypes{}, args.exp_avg_sq_type, [&](auto v) {
         if (args.copy == nullptr) {
-          AdamStepOfTypes<T, grad.value, m.value, v.value, NoCopyTag>(args);
+          AdamStepOfTypes<T, grad.value, m.value, v.value, NoCopy>(args);
           return;
         }
         WithDType(CopyTypes{}, args.copy_type, [&](auto copy) {
-          AdamStepOfTypes<T, grad.value, m.value, v.value, decltype(copy)>(
-              args);
+          if constexpr (T::kStreams) {
+            if (args.stream_copy) {
+              AdamStepOfTypes<T, grad.value, m.value, v.value,
+                              Copy<copy.value, true>>(args);
+              return;
+            }
+          }
+          AdamStepOfTypes<T, grad.value, m.value, v.value,
+                          Copy<copy.value, false>>(args);
         });
       });
     });

@@ -17,9 +17,12 @@ template <typename T, DType in_type, DType out_type>
 [[gnu::noinline]] void CastLoop(const CastArgs& args) {
   const ScopedFpEnvironment fp;
   const CastArgs a = args;
-  ForEachVector<T>(a.numel, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
-    Store<T, out_type>(a.out, i, Load<T, in_type>(a.in, i, lanes), lanes);
-  });
+  ForEachVector<T>(
+      a.numel,
+      [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
+        Store<T, out_type>(a.out, i, Load<T, in_type>(a.in, i, lanes), lanes);
+      },
+      Input<in_type>{a.in});
 }
 
 template <typename T>

@@ -39,10 +39,17 @@ struct Storage<DType::kFloat8E4M3> {
 // even. A carry out of the mantissa moves into the exponent, as it should.
 template <typename T, int shift>
 ONEPASS_INLINE typename T::U32 AddRounding(typename T::U32 bits) {
-  const auto half_less_one = T::SetU32((uint32_t{1} << (shift - 1)) - 1);
-  const auto lowest_kept =
-      T::And(T::template ShiftRight<shift>(bits), T::SetU32(1));
-  return T::Add(bits, T::Add(lowest_kept, half_less_one));
+  constexpr uint32_t kHalf = uint32_t{1} << (shift - 1);
+  const auto half_less_one = T::SetU32(kHalf - 1);
+  if constexpr (T::kTestsBits) {
+    const auto lowest_kept = T::template TestBit<shift>(bits);
+    return T::Add(bits,
+                  T::Select(lowest_kept, T::SetU32(kHalf), half_less_one));
+  } else {
+    const auto lowest_kept =
+        T::And(T::template ShiftRight<shift>(bits), T::SetU32(1));
+    return T::Add(bits, T::Add(lowest_kept, half_less_one));
+  }
 }
 
 template <typename T, int shift>
@@ -171,6 +178,26 @@ ONEPASS_INLINE void Store(void* base, int64_t i, typename T::F32 x,
     }
   } else {
     T::StoreU8(p, EncodeNarrow<T, Float8E4M3Format>(x), lanes);
+  }
+}
+
+// Elements i, i + 1, ... of a 16-bit type: two vectors in one store, where the
+// traits have one, and around the caches where `streaming`.
+template <typename T, DType type, bool streaming>
+ONEPASS_INLINE void StorePair(void* base, int64_t i, typename T::F32 a,
+                              typename T::F32 b) {
+  auto* p = static_cast<uint16_t*>(base) + i;
+  if constexpr (streaming && type == DType::kBFloat16) {
+    T::StreamUpperU16(p, EncodeBFloat16<T>(a), EncodeBFloat16<T>(b));
+  } else if constexpr (streaming) {
+    static_assert(type == DType::kFloat16 && T::kHardwareHalf);
+    T::StreamHalf(p, T::FromBits(CanonicalBits<T>(a)),
+                  T::FromBits(CanonicalBits<T>(b)));
+  } else if constexpr (T::kStoresPairs && type == DType::kBFloat16) {
+    T::StoreUpperU16(p, EncodeBFloat16<T>(a), EncodeBFloat16<T>(b));
+  } else {
+    Store<T, type>(base, i, a, T::All());
+    Store<T, type>(base, i + T::Lanes(), b, T::All());
   }
 }
 

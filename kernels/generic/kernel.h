@@ -7,8 +7,10 @@
 //       generic::MakeOperations<Avx512>();
 //
 // Traits are what an instruction set can do with one vector, all static. They
-// live in an unnamed namespace of kernel.cc, so that nothing instantiated over
-// them leaves the object. They hold no formula: those are in this folder, once.
+// stand in kernels/<isa>/traits.h, in an unnamed namespace, so that nothing
+// instantiated over them leaves the object; a source that instantiates
+// something is made by kernel_objects() of kernels.bzl. They hold no formula:
+// those are in this folder, once.
 //
 //   types (possibly sizeless: never members or elements,
 //   never captured by copy)
@@ -18,7 +20,11 @@
 //     int64_t Lanes()          constant on one machine, a power of two, >= 1;
 //                              supported() refuses a machine of other lengths
 //     int64_t kLeastLanes      on all machines that supported() takes
-//     int kUnroll              vectors that one turn of a loop updates, 1 or 2
+//     int kUnroll              vectors that one turn of a loop updates: 1, 2
+//                              or 4
+//     int64_t kPrefetchNumel   how many elements before they are loaded a turn
+//                              asks for the lines of its inputs; 0: it leaves
+//                              that to the processor
 //     auto All()               all lanes
 //     auto First(int64_t n)    lanes 0 to n - 1, 0 < n <= Lanes(); the others
 //                              load as zero, store nothing and touch no memory.
@@ -30,6 +36,14 @@
 //                              loads extend with zeros; stores take codes that
 //                              fit their element
 //     StoreUpperU16(uint16_t*, U32, lanes)   the upper 16 bits of each lane
+//     bool kStoresPairs        whether this exists: of all lanes of two vectors
+//     StoreUpperU16(uint16_t*, U32, U32)
+//     bool kStreams            whether these exist: stores of two vectors, to
+//                              an address aligned to what they write, around
+//                              the caches; EndStreaming() after the last makes
+//                              them visible in order
+//     StreamUpperU16(uint16_t*, U32, U32)   StreamHalf(uint16_t*, F32, F32)
+//     EndStreaming()
 //   fp32, each rounded once in the environment of the call
 //     F32 Set(float)   Add(a, b)   Mul(a, b)   Div(a, b)   Sqrt(a)
 //     F32 Fma(a, b, c)         a * b + c, fused
@@ -39,6 +53,8 @@
 //     U32 Add(a, b)   Sub(a, b)   And(a, b)   Or(a, b)
 //     U32 ShiftLeft<n>(a)   ShiftRight<n>(a)    logical
 //     Mask Greater(a, b)       a > b, for values below 2^31
+//     bool kTestsBits          whether this exists: one instruction
+//     Mask TestBit<n>(a)       bit n is set
 //     U32 Select(mask, a, b)   a where the mask is set, else b
 //     U32 Max(a, b)            for values below 2^31
 //     uint32_t ReduceMax(a)    over all lanes

@@ -16,10 +16,14 @@ template <typename T>
 void Scale(const ScaleArgs& args) {
   const ScopedFpEnvironment fp;
   const ScaleArgs a = args;
-  ForEachVector<T>(a.numel, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
-    T::StoreF32(a.out + i,
-                T::Mul(T::LoadF32(a.in + i, lanes), T::Set(a.factor)), lanes);
-  });
+  ForEachVector<T>(
+      a.numel,
+      [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
+        T::StoreF32(a.out + i,
+                    T::Mul(T::LoadF32(a.in + i, lanes), T::Set(a.factor)),
+                    lanes);
+      },
+      Input<DType::kFloat32>{a.in});
 }
 
 }  // namespace generic

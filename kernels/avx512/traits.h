@@ -1,16 +1,19 @@
 // AVX-512 F, BW, DQ, VL: 16 lanes, tails by mask registers.
 
+#ifndef ONEPASS_KERNELS_AVX512_TRAITS_H_
+#define ONEPASS_KERNELS_AVX512_TRAITS_H_
+
 #if defined(__GNUC__) && !defined(__clang__)
 // The intrinsics of g++-12 initialise what they leave undefined with itself.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
-#include "kernels/generic/kernel.h"
-
 #include <immintrin.h>
 
 #include <cstdint>
+
+#include "kernels/generic/kernel.h"
 
 namespace onepass {
 namespace {
@@ -25,9 +28,12 @@ struct Avx512 {
   };
 
   static constexpr int64_t kLeastLanes = 16;
-  // A turn fills whole cache lines of 16-bit copies.
-  static constexpr int kUnroll = 2;
+  static constexpr int kUnroll = 4;
+  static constexpr int64_t kPrefetchNumel = 512;
   static constexpr bool kHardwareHalf = true;
+  static constexpr bool kTestsBits = true;
+  static constexpr bool kStoresPairs = true;
+  static constexpr bool kStreams = true;
 
   ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
@@ -67,6 +73,14 @@ struct Avx512 {
                                            WhichLanes lanes) {
     StoreU16(p, ShiftRight<16>(x), lanes);
   }
+  // A pair fills a cache line.
+  ONEPASS_INLINE static void StoreUpperU16(uint16_t* p, U32 a, U32 b) {
+    _mm512_storeu_si512(p, UpperHalves(a, b));
+  }
+  ONEPASS_INLINE static void StreamUpperU16(uint16_t* p, U32 a, U32 b) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), UpperHalves(a, b));
+  }
+  ONEPASS_INLINE static void EndStreaming() { _mm_sfence(); }
   ONEPASS_INLINE static void StoreU8(uint8_t* p, U32 x, AllLanes) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
   }
@@ -105,6 +119,10 @@ struct Avx512 {
   ONEPASS_INLINE static Mask Greater(U32 a, U32 b) {
     return _mm512_cmpgt_epi32_mask(a, b);
   }
+  template <int n>
+  ONEPASS_INLINE static Mask TestBit(U32 a) {
+    return _mm512_test_epi32_mask(a, SetU32(uint32_t{1} << n));
+  }
   ONEPASS_INLINE static U32 Select(Mask mask, U32 a, U32 b) {
     return _mm512_mask_blend_epi32(mask, b, a);
   }
@@ -121,9 +139,12 @@ struct Avx512 {
   }
   template <typename WhichLanes>
   ONEPASS_INLINE static void StoreHalf(uint16_t* p, F32 x, WhichLanes lanes) {
-    Store16(p,
-            _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-            lanes);
+    Store16(p, ToHalf(x), lanes);
+  }
+  ONEPASS_INLINE static void StreamHalf(uint16_t* p, F32 a, F32 b) {
+    _mm512_stream_si512(
+        reinterpret_cast<__m512i*>(p),
+        _mm512_inserti64x4(_mm512_castsi256_si512(ToHalf(a)), ToHalf(b), 1));
   }
 
   struct Sums {
@@ -146,6 +167,17 @@ struct Avx512 {
   }
 
  private:
+  // The upper 16 bits of all lanes of a, then of b.
+  ONEPASS_INLINE static __m512i UpperHalves(U32 a, U32 b) {
+    // Words 1, 3, ..., 63 of the pair.
+    const __m512i odd = _mm512_set_epi16(
+        63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
+        27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_epi16(a, odd, b);
+  }
+  ONEPASS_INLINE static __m256i ToHalf(F32 x) {
+    return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   ONEPASS_INLINE static __m256i Load16(const uint16_t* p, AllLanes) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
@@ -161,8 +193,6 @@ struct Avx512 {
 };
 
 }  // namespace
-
-extern constexpr KernelOperations kAvx512Operations =
-    generic::MakeOperations<Avx512>();
-
 }  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_AVX512_TRAITS_H_

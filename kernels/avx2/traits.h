@@ -2,11 +2,14 @@
 // has no masks for narrower ones, whose tails pass through 16 bytes on the
 // stack.
 
-#include "kernels/generic/kernel.h"
+#ifndef ONEPASS_KERNELS_AVX2_TRAITS_H_
+#define ONEPASS_KERNELS_AVX2_TRAITS_H_
 
 #include <immintrin.h>
 
 #include <cstdint>
+
+#include "kernels/generic/kernel.h"
 
 namespace onepass {
 namespace {
@@ -21,8 +24,12 @@ struct Avx2 {
   };
 
   static constexpr int64_t kLeastLanes = 8;
-  static constexpr int kUnroll = 2;
+  static constexpr int kUnroll = 4;
+  static constexpr int64_t kPrefetchNumel = 512;
   static constexpr bool kHardwareHalf = true;
+  static constexpr bool kTestsBits = false;
+  static constexpr bool kStoresPairs = true;
+  static constexpr bool kStreams = true;
 
   ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
@@ -60,6 +67,13 @@ struct Avx2 {
                                            WhichLanes lanes) {
     StoreU16(p, ShiftRight<16>(x), lanes);
   }
+  ONEPASS_INLINE static void StoreUpperU16(uint16_t* p, U32 a, U32 b) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), UpperHalves(a, b));
+  }
+  ONEPASS_INLINE static void StreamUpperU16(uint16_t* p, U32 a, U32 b) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), UpperHalves(a, b));
+  }
+  ONEPASS_INLINE static void EndStreaming() { _mm_sfence(); }
   ONEPASS_INLINE static void StoreU8(uint8_t* p, U32 x, AllLanes) {
     const __m128i codes = Narrow(x);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p),
@@ -121,9 +135,11 @@ struct Avx2 {
   }
   template <typename WhichLanes>
   ONEPASS_INLINE static void StoreHalf(uint16_t* p, F32 x, WhichLanes lanes) {
-    Store16(p,
-            _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-            lanes);
+    Store16(p, ToHalf(x), lanes);
+  }
+  ONEPASS_INLINE static void StreamHalf(uint16_t* p, F32 a, F32 b) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_set_m128i(ToHalf(b), ToHalf(a)));
   }
 
   struct Sums {
@@ -149,6 +165,14 @@ struct Avx2 {
   ONEPASS_INLINE static __m256i MaskOf(FirstLanes lanes) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes.n)),
                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  // The upper 16 bits of all lanes of a, then of b.
+  ONEPASS_INLINE static __m256i UpperHalves(U32 a, U32 b) {
+    return _mm256_permute4x64_epi64(
+        _mm256_packus_epi32(ShiftRight<16>(a), ShiftRight<16>(b)), 0xd8);
+  }
+  ONEPASS_INLINE static __m128i ToHalf(F32 x) {
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
   ONEPASS_INLINE static __m128i Narrow(U32 x) {
     // Packing works within halves of 128 bits; the codes are below 2^16.
@@ -178,8 +202,6 @@ struct Avx2 {
 };
 
 }  // namespace
-
-extern constexpr KernelOperations kAvx2Operations =
-    generic::MakeOperations<Avx2>();
-
 }  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_AVX2_TRAITS_H_

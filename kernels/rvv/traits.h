@@ -2,6 +2,9 @@
 // registers, 16 lanes and more, tails by the vector length. Constants are
 // scalar operands, which leaves the registers to the elements.
 
+#ifndef ONEPASS_KERNELS_RVV_TRAITS_H_
+#define ONEPASS_KERNELS_RVV_TRAITS_H_
+
 #include "kernels/generic/kernel.h"
 
 #if !defined(__riscv_v_intrinsic) || __riscv_v_intrinsic < 12000
@@ -28,8 +31,12 @@ struct Rvv {
   static constexpr int64_t kLeastLanes = 16;
   // A group of four registers is unrolled enough.
   static constexpr int kUnroll = 1;
+  static constexpr int64_t kPrefetchNumel = 0;
   // A part of Zvfhmin, which the base extension lacks.
   static constexpr bool kHardwareHalf = false;
+  static constexpr bool kTestsBits = false;
+  static constexpr bool kStoresPairs = false;
+  static constexpr bool kStreams = false;
 
   ONEPASS_INLINE static int64_t Lanes() {
     return static_cast<int64_t>(Vlmax());
@@ -201,8 +208,6 @@ struct Rvv {
 };
 
 }  // namespace
-
-extern constexpr KernelOperations kRvvOperations =
-    generic::MakeOperations<Rvv>();
-
 }  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_RVV_TRAITS_H_

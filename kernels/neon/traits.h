@@ -1,12 +1,15 @@
 // NEON (Advanced SIMD), which every aarch64 has: 4 lanes. It has no masks:
 // tails pass through 16 bytes on the stack.
 
-#include "kernels/generic/kernel.h"
+#ifndef ONEPASS_KERNELS_NEON_TRAITS_H_
+#define ONEPASS_KERNELS_NEON_TRAITS_H_
 
 #include <arm_neon.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/generic/kernel.h"
 
 namespace onepass {
 namespace {
@@ -24,7 +27,11 @@ struct Neon {
 
   static constexpr int64_t kLeastLanes = 4;
   static constexpr int kUnroll = 2;
+  static constexpr int64_t kPrefetchNumel = 0;
   static constexpr bool kHardwareHalf = true;
+  static constexpr bool kTestsBits = false;
+  static constexpr bool kStoresPairs = true;
+  static constexpr bool kStreams = false;
 
   ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
@@ -61,6 +68,11 @@ struct Neon {
   ONEPASS_INLINE static void StoreUpperU16(uint16_t* p, U32 x,
                                            WhichLanes lanes) {
     Store16(p, vshrn_n_u32(x, 16), lanes);
+  }
+  ONEPASS_INLINE static void StoreUpperU16(uint16_t* p, U32 a, U32 b) {
+    // The upper half of a lane is the odd one.
+    vst1q_u16(p,
+              vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
   }
   ONEPASS_INLINE static void StoreU8(uint8_t* p, U32 x, AllLanes) {
     StoreU8(p, x, FirstLanes{4});
@@ -156,8 +168,6 @@ struct Neon {
 };
 
 }  // namespace
-
-extern constexpr KernelOperations kNeonOperations =
-    generic::MakeOperations<Neon>();
-
 }  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_NEON_TRAITS_H_

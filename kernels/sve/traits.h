@@ -2,11 +2,14 @@
 // predicates. Narrow elements are widened by their load and narrowed by their
 // store.
 
-#include "kernels/generic/kernel.h"
+#ifndef ONEPASS_KERNELS_SVE_TRAITS_H_
+#define ONEPASS_KERNELS_SVE_TRAITS_H_
 
 #include <arm_sve.h>
 
 #include <cstdint>
+
+#include "kernels/generic/kernel.h"
 
 namespace onepass {
 namespace {
@@ -20,7 +23,11 @@ struct Sve {
   // Loads and stores take an index beside their base; the addresses of a second
   // vector would be computed.
   static constexpr int kUnroll = 1;
+  static constexpr int64_t kPrefetchNumel = 0;
   static constexpr bool kHardwareHalf = true;
+  static constexpr bool kTestsBits = false;
+  static constexpr bool kStoresPairs = false;
+  static constexpr bool kStreams = false;
 
   ONEPASS_INLINE static int64_t Lanes() {
     return static_cast<int64_t>(svcntw());
@@ -135,8 +142,6 @@ struct Sve {
 };
 
 }  // namespace
-
-extern constexpr KernelOperations kSveOperations =
-    generic::MakeOperations<Sve>();
-
 }  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_SVE_TRAITS_H_

@@ -1,8 +1,11 @@
 // One lane, for every architecture: the reference that the others are held to.
 
-#include "kernels/generic/kernel.h"
+#ifndef ONEPASS_KERNELS_SCALAR_TRAITS_H_
+#define ONEPASS_KERNELS_SCALAR_TRAITS_H_
 
 #include <cstdint>
+
+#include "kernels/generic/kernel.h"
 
 namespace onepass {
 namespace {
@@ -15,7 +18,11 @@ struct Scalar {
 
   static constexpr int64_t kLeastLanes = 1;
   static constexpr int kUnroll = 2;
+  static constexpr int64_t kPrefetchNumel = 0;
   static constexpr bool kHardwareHalf = false;
+  static constexpr bool kTestsBits = false;
+  static constexpr bool kStoresPairs = false;
+  static constexpr bool kStreams = false;
 
   ONEPASS_INLINE static int64_t Lanes() { return kLeastLanes; }
   ONEPASS_INLINE static AllLanes All() { return {}; }
@@ -119,8 +126,6 @@ struct Scalar {
 };
 
 }  // namespace
-
-extern constexpr KernelOperations kScalarOperations =
-    generic::MakeOperations<Scalar>();
-
 }  // namespace onepass
+
+#endif  // ONEPASS_KERNELS_SCALAR_TRAITS_H_
