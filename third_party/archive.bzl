@@ -30,6 +30,8 @@ def _source_archive_impl(ctx):
             stripPrefix = ctx.attr.strip_prefix,
         )
     if ctx.attr.build_file:
+        # A link does not take the place of a file.
+        ctx.delete("BUILD.bazel")
         ctx.symlink(ctx.attr.build_file, "BUILD.bazel")
     for path, text in ctx.attr.appended.items():
         ctx.file(path, ctx.read(path) + text, executable = False)
@@ -44,6 +46,6 @@ source_archive = repository_rule(
         "distro_sha256": attr.string(),
         "distro_strip_prefix": attr.string(),
         "appended": attr.string_dict(doc = "A file of the archive: what is added at its end."),
-        "build_file": attr.label(allow_single_file = True, doc = "For an archive without BUILD files."),
+        "build_file": attr.label(allow_single_file = True, doc = "In place of the archive's own, where it has one."),
     },
 )

@@ -4,14 +4,15 @@ Call it after the workspace's own dependencies: one that is declared before, und
 left as it is.
 
 To add one: a folder here that is named like the repository, with a BUILD.bazel, an archive.bzl
-(archive.bzl in this folder says what it holds) and, where upstream has no BUILD files, a
-package.BUILD; then its two lines below.
+(archive.bzl in this folder says what it holds) and, where upstream has no BUILD files or none that
+serve, a package.BUILD; then its two lines below.
 """
 
 load("//third_party:archive.bzl", "source_archive")
 load("//third_party/bazel:shims.bzl", "bazel_shims")
 load("//third_party/bazel_skylib:archive.bzl", BAZEL_SKYLIB = "ARCHIVE")
 load("//third_party/cli11:archive.bzl", CLI11 = "ARCHIVE")
+load("//third_party/com_github_google_benchmark:archive.bzl", COM_GITHUB_GOOGLE_BENCHMARK = "ARCHIVE")
 load("//third_party/com_google_absl:archive.bzl", COM_GOOGLE_ABSL = "ARCHIVE")
 load("//third_party/com_google_googletest:archive.bzl", COM_GOOGLE_GOOGLETEST = "ARCHIVE")
 load("//third_party/eigen:archive.bzl", EIGEN = "ARCHIVE")
@@ -22,6 +23,7 @@ load("//third_party/xxhash:archive.bzl", XXHASH = "ARCHIVE")
 _ARCHIVES = {
     "bazel_skylib": BAZEL_SKYLIB,
     "cli11": CLI11,
+    "com_github_google_benchmark": COM_GITHUB_GOOGLE_BENCHMARK,
     "com_google_absl": COM_GOOGLE_ABSL,
     "com_google_googletest": COM_GOOGLE_GOOGLETEST,
     "eigen": EIGEN,
@@ -31,7 +33,7 @@ _ARCHIVES = {
 }
 
 # Upstream has no BUILD file for Bazel 4, or none that builds only what is used here.
-_WITH_PACKAGE_FILE = ["cli11", "eigen", "nlohmann_json", "xxhash"]
+_WITH_PACKAGE_FILE = ["cli11", "com_github_google_benchmark", "eigen", "nlohmann_json", "xxhash"]
 
 # What later versions have and the pinned one lacks.
 _APPENDED = {
