@@ -8,34 +8,11 @@
 #include "kernels/default.h"
 
 namespace onepass {
-namespace {
-
-constexpr char kKernelVariable[] = "ONEPASS_KERNEL";
-
-std::vector<KernelReport> Report() {
-  absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
-  if (!dispatcher.ok()) return {};
-  return dispatcher->Report();
-}
-
-}  // namespace
-
-std::vector<const Kernel*> RunnableKernels() {
-  const char* pinned = std::getenv(kKernelVariable);
-  std::vector<const Kernel*> kernels;
-  for (const KernelReport& report : Report()) {
-    if (!report.supported) continue;
-    if (pinned != nullptr && *pinned != '\0' &&
-        absl::string_view(pinned) != report.kernel->name) {
-      continue;
-    }
-    kernels.push_back(report.kernel);
-  }
-  return kernels;
-}
 
 const Kernel& ScalarKernel() {
-  for (const KernelReport& report : Report()) {
+  absl::StatusOr<Dispatcher> dispatcher = CreateDefaultDispatcher();
+  if (!dispatcher.ok()) std::abort();
+  for (const KernelReport& report : dispatcher->Report()) {
     if (absl::string_view(report.kernel->name) == "scalar") {
       return *report.kernel;
     }

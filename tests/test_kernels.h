@@ -9,16 +9,12 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "dispatch/kernel.h"
 #include "gtest/gtest.h"
+#include "tests/runnable_kernels.h"  // for its users
 
 namespace onepass {
-
-// All built-in kernels that can run here; where ONEPASS_KERNEL pins one, that
-// one (none if it cannot run here).
-std::vector<const Kernel*> RunnableKernels();
 
 // The kernel that the others are compared with.
 const Kernel& ScalarKernel();
