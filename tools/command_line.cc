@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace onepass {
 namespace {
@@ -51,12 +52,66 @@ void AddValueFlag(CLI::App& app, absl::string_view name, absl::string_view unit,
       ->option_text(absl::StrCat("<", unit, ">"));
 }
 
-std::vector<std::string> SubcommandNames(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) {
-    names.push_back(command->get_name());
+// The words of a subcommand's name; the first of two is its group.
+struct CommandName {
+  explicit CommandName(absl::string_view name) {
+    const size_t space = name.find(' ');
+    if (space != name.npos) {
+      group = std::string(name.substr(0, space));
+      name.remove_prefix(space + 1);
+    }
+    word = std::string(name);
   }
-  return names;
+
+  std::string group;  // empty where there is none
+  std::string word;
+};
+
+std::string Footer(absl::string_view command) {
+  return absl::StrCat("'", command,
+                      " <subcommand> --help' lists the flags of one.\n"
+                      "Exit status: 0 success, 1 failure, 2 an unknown "
+                      "subcommand or flag, or a value that cannot be read.");
+}
+
+// The app of a group in `root`, made where its first subcommand comes.
+CLI::App& GroupApp(CLI::App& root, const std::string& name,
+                   absl::Span<const CommandGroup> groups) {
+  const std::vector<CLI::App*> found = root.get_subcommands(
+      [&name](const CLI::App* app) { return app->get_name() == name; });
+  if (!found.empty()) return *found.front();
+  const auto group =
+      std::find_if(groups.begin(), groups.end(),
+                   [&name](const CommandGroup& g) { return g.name == name; });
+  CLI::App* app =
+      root.add_subcommand(name, group == groups.end() ? "" : group->summary);
+  app->require_subcommand(0, 1);
+  app->footer(Footer(absl::StrCat(kProgram, " ", name)));
+  return *app;
+}
+
+// The program, the group if one is named, and the subcommand: as far as the
+// arguments went.
+std::vector<const CLI::App*> ChosenApps(const CLI::App& root) {
+  std::vector<const CLI::App*> apps = {&root};
+  for (;;) {
+    const std::vector<CLI::App*> next = apps.back()->get_subcommands();
+    if (next.empty()) return apps;
+    apps.push_back(next.front());
+  }
+}
+
+// "bench step"; empty for the program itself.
+std::string NameOf(absl::Span<const CLI::App* const> apps) {
+  return absl::StrJoin(apps.subspan(1), " ",
+                       [](std::string* out, const CLI::App* app) {
+                         out->append(app->get_name());
+                       });
+}
+
+// Whether subcommands follow: the program and groups.
+bool HasSubcommands(const CLI::App& app) {
+  return !app.get_subcommands({}).empty();
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
@@ -69,17 +124,32 @@ std::vector<std::string> FlagNames(const CLI::App& app) {
   return names;
 }
 
+// "unknown subcommand bench stop; did you mean bench step?" for a `word` that
+// follows `apps`.
+std::string DescribeUnknownSubcommand(absl::Span<const CLI::App* const> apps,
+                                      const std::string& word) {
+  std::string prefix = NameOf(apps);
+  if (!prefix.empty()) prefix.append(" ");
+  std::vector<std::string> words;
+  for (const CLI::App* app : apps.back()->get_subcommands({})) {
+    words.push_back(app->get_name());
+  }
+  return absl::StrCat("unknown subcommand ", prefix, word,
+                      DidYouMean(word, words, prefix));
+}
+
 // What is wrong with the arguments that nothing took, of which there is one.
-std::string DescribeExtras(const CLI::App& root) {
-  const std::vector<CLI::App*> chosen = root.get_subcommands();
-  const CLI::App& app = chosen.empty() ? root : *chosen.front();
-  std::vector<std::string> extras = app.remaining();
-  const bool misplaced = extras.empty();  // before the subcommand
-  if (misplaced) extras = root.remaining();
+std::string DescribeExtras(absl::Span<const CLI::App* const> apps) {
+  const CLI::App& app = *apps.back();
+  // Those of the subcommand itself first, then what came before it.
+  const auto holder =
+      std::find_if(apps.rbegin(), apps.rend(),
+                   [](const CLI::App* a) { return a->remaining_size() > 0; });
+  const std::vector<std::string> extras = (*holder)->remaining();
+  const bool misplaced = *holder != &app;
   const std::string& first = extras.front();
-  if (chosen.empty() && !absl::StartsWith(first, "-")) {
-    return absl::StrCat("unknown subcommand ", first,
-                        DidYouMean(first, SubcommandNames(root)));
+  if (!misplaced && HasSubcommands(app) && !absl::StartsWith(first, "-")) {
+    return DescribeUnknownSubcommand(apps, first);
   }
   // A value that follows an unknown flag is not what the user got wrong.
   const auto flag = std::find_if(
@@ -89,7 +159,7 @@ std::string DescribeExtras(const CLI::App& root) {
   const std::string name = flag->substr(0, flag->find('='));
   const std::vector<std::string> known = FlagNames(app);
   if (misplaced && std::count(known.begin(), known.end(), name) > 0) {
-    return absl::StrCat(name, " must come after ", app.get_name());
+    return absl::StrCat(name, " must come after ", NameOf(apps));
   }
   return absl::StrCat("unknown flag ", name, DidYouMean(name, known));
 }
@@ -152,22 +222,23 @@ void Flags::Add(absl::string_view name, std::string* value,
 }
 
 int RunCommandLine(absl::Span<const CommandFactory> commands,
+                   absl::Span<const CommandGroup> groups,
                    std::vector<std::string> arguments, std::ostream& out,
                    std::ostream& err) {
   CLI::App root(
       "The optimizer step of offloaded training, in one pass over CPU memory.",
       kProgram);
   root.require_subcommand(0, 1);
-  root.footer(absl::StrCat("'", kProgram,
-                           " <subcommand> --help' lists the flags of one.\n"
-                           "Exit status: 0 success, 1 failure, 2 an unknown "
-                           "subcommand or flag, or a value that cannot be "
-                           "read."));
+  root.footer(Footer(kProgram));
   std::vector<std::unique_ptr<Command>> made;
   for (const CommandFactory make : commands) {
     made.push_back(make());
+    const CommandName command_name(made.back()->name());
+    CLI::App& parent = command_name.group.empty()
+                           ? root
+                           : GroupApp(root, command_name.group, groups);
     CLI::App* app =
-        root.add_subcommand(made.back()->name(), made.back()->summary());
+        parent.add_subcommand(command_name.word, made.back()->summary());
     app->get_formatter()->column_width(34);
     Flags flags(*app);
     made.back()->AddFlags(flags);
@@ -183,17 +254,17 @@ int RunCommandLine(absl::Span<const CommandFactory> commands,
     out.flush();
     return out.good() ? kExitSuccess : kExitFailure;
   } catch (const CLI::ExtrasError&) {
-    problem = DescribeExtras(root);
+    problem = DescribeExtras(ChosenApps(root));
   } catch (const CLI::ArgumentMismatch& error) {
     problem = DescribeMismatch(error.what());
   } catch (const CLI::ParseError& error) {
     problem = error.what();
   }
-  const std::vector<CLI::App*> chosen = root.get_subcommands();
-  const std::string name = chosen.empty() ? "" : chosen.front()->get_name();
+  const std::vector<const CLI::App*> chosen = ChosenApps(root);
+  const std::string name = NameOf(chosen);
   if (!problem.empty()) return UsageError(problem, name, err);
-  if (chosen.empty()) {
-    err << root.help();
+  if (HasSubcommands(*chosen.back())) {
+    err << root.help();  // of the group, where one is chosen
     return kExitUsage;
   }
 
@@ -220,7 +291,8 @@ int RunCommandLine(absl::Span<const CommandFactory> commands,
 }
 
 std::string DidYouMean(absl::string_view word,
-                       absl::Span<const std::string> candidates) {
+                       absl::Span<const std::string> candidates,
+                       absl::string_view prefix) {
   const std::string* nearest = nullptr;
   // Further away than a third of its letters it is another word.
   size_t least = std::max<size_t>(2, word.size() / 3) + 1;
@@ -230,8 +302,9 @@ std::string DidYouMean(absl::string_view word,
     least = distance;
     nearest = &candidate;
   }
-  return nearest == nullptr ? ""
-                            : absl::StrCat("; did you mean ", *nearest, "?");
+  return nearest == nullptr
+             ? ""
+             : absl::StrCat("; did you mean ", prefix, *nearest, "?");
 }
 
 }  // namespace onepass

@@ -14,6 +14,9 @@
 //     int64_t times_ = 1;
 //   };
 //
+// A name of two words, "bench step", is reached as `onepass bench step`: the
+// first is that of a group, whose help lists its subcommands.
+//
 // To add a subcommand: its file and its line in commands.h. To add a type of
 // flags: an overload of Flags::Add.
 
@@ -63,6 +66,7 @@ class Command {
  public:
   virtual ~Command() = default;
 
+  // One word, or a group's and one more; unique, and no group's.
   virtual const char* name() const = 0;
   // One sentence.
   virtual const char* summary() const = 0;
@@ -74,23 +78,32 @@ class Command {
 
 using CommandFactory = std::unique_ptr<Command> (*)();
 
+// What the help says of the subcommands whose names begin with one word.
+struct CommandGroup {
+  absl::string_view name;
+  const char* summary;  // one sentence
+};
+
 inline constexpr int kExitSuccess = 0;
 inline constexpr int kExitFailure = 1;  // the subcommand failed
-// An unknown subcommand or flag, or a value that cannot be read.
+// An unknown subcommand or flag, or none, or a value that cannot be read.
 inline constexpr int kExitUsage = 2;
 
 // Runs the subcommand that `arguments` (without the name of the program) ask
 // for and returns the exit status of the program. 0 only if everything asked
-// for was done and `out` took all of it.
+// for was done and `out` took all of it. Groups are made of the names of
+// `commands`; one that `groups` lacks has no summary.
 int RunCommandLine(absl::Span<const CommandFactory> commands,
+                   absl::Span<const CommandGroup> groups,
                    std::vector<std::string> arguments, std::ostream& out,
                    std::ostream& err);
 
 // "; did you mean X?" with the candidate nearest to `word` (Levenshtein 1966:
 // fewest letters inserted, left out or replaced), or nothing where none is
-// near.
+// near. `prefix` comes before X.
 std::string DidYouMean(absl::string_view word,
-                       absl::Span<const std::string> candidates);
+                       absl::Span<const std::string> candidates,
+                       absl::string_view prefix = "");
 
 }  // namespace onepass
 

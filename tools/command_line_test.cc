@@ -42,8 +42,34 @@ class EchoCommand : public Command {
   bool exhaust_ = false;
 };
 
-constexpr CommandFactory kEcho[] = {
-    [] { return std::unique_ptr<Command>(new EchoCommand); }};
+// The same as the subcommand of a group.
+class ShoutEchoCommand : public EchoCommand {
+ public:
+  const char* name() const override { return "shout echo"; }
+};
+
+// Another of the group, which only says that it ran.
+class ShoutStopCommand : public Command {
+ public:
+  const char* name() const override { return "shout stop"; }
+  const char* summary() const override { return "Ends the shouting."; }
+  void AddFlags(Flags&) override {}
+  absl::Status Run(std::ostream& out, std::ostream&) override {
+    out << "stopped";
+    return absl::OkStatus();
+  }
+};
+
+template <typename T>
+std::unique_ptr<Command> Make() {
+  return std::make_unique<T>();
+}
+
+// The group's subcommands need not stand together.
+constexpr CommandFactory kCommands[] = {
+    &Make<ShoutEchoCommand>, &Make<EchoCommand>, &Make<ShoutStopCommand>};
+constexpr CommandGroup kGroups[] = {{"whisper", "Of no subcommand here."},
+                                    {"shout", "Says it louder."}};
 
 struct Result {
   int status;
@@ -54,7 +80,8 @@ struct Result {
 Result RunEcho(std::vector<std::string> arguments) {
   std::ostringstream out;
   std::ostringstream err;
-  const int status = RunCommandLine(kEcho, std::move(arguments), out, err);
+  const int status =
+      RunCommandLine(kCommands, kGroups, std::move(arguments), out, err);
   return {status, out.str(), err.str()};
 }
 
@@ -89,6 +116,41 @@ TEST(CommandLineTest, WithoutSubcommandTheHelpIsAnError) {
   EXPECT_NE(none.err.find("echo"), std::string::npos);
 }
 
+TEST(CommandLineTest, TwoWordsNameASubcommandOfAGroup) {
+  EXPECT_EQ(RunEcho({"shout", "echo", "--steps", "4"}).out, "4 0.5 hello");
+  EXPECT_EQ(RunEcho({"shout", "stop"}).out, "stopped");
+  EXPECT_EQ(RunEcho({"echo", "--steps", "5"}).out, "5 0.5 hello");
+  EXPECT_EQ(RunEcho({"shout", "echo", "--word", "stop"}).out, "300 0.5 stop");
+}
+
+TEST(CommandLineTest, AGroupHasHelpOfItsOwn) {
+  const std::string root = RunEcho({"--help"}).out;
+  EXPECT_NE(root.find("Says it louder."), std::string::npos) << root;
+  EXPECT_EQ(root.find("shout"), root.rfind("shout")) << root;
+  EXPECT_EQ(root.find("Ends the shouting."), std::string::npos) << root;
+  EXPECT_EQ(root.find("whisper"), std::string::npos) << root;
+
+  const Result help = RunEcho({"shout", "--help"});
+  EXPECT_EQ(help.status, kExitSuccess);
+  EXPECT_EQ(help.err, "");
+  for (const char* text :
+       {"Says it louder.", "Usage: onepass shout ", "echo", "stop",
+        "Ends the shouting.", "'onepass shout <subcommand> --help'"}) {
+    EXPECT_NE(help.out.find(text), std::string::npos) << text << " is not in\n"
+                                                      << help.out;
+  }
+  // Without a second word it is an error, as the program's is without any.
+  const Result none = RunEcho({"shout"});
+  EXPECT_EQ(none.status, kExitUsage);
+  EXPECT_EQ(none.out, "");
+  EXPECT_EQ(none.err, help.out);
+
+  const std::string of_one = RunEcho({"shout", "echo", "--help"}).out;
+  EXPECT_NE(of_one.find("Usage: onepass shout echo "), std::string::npos)
+      << of_one;
+  EXPECT_NE(of_one.find("--steps <updates>"), std::string::npos) << of_one;
+}
+
 TEST(CommandLineTest, MistakesAreNamed) {
   const struct {
     std::vector<std::string> arguments;
@@ -110,6 +172,25 @@ TEST(CommandLineTest, MistakesAreNamed) {
       {{"echo", "--steps", "9223372036854775808"},
        "--steps: 9223372036854775808 is not a whole number of 64 bits"},
       {{"echo", "--rate", "fast"}, "--rate: fast is not a number"},
+      {{"shuot"}, "unknown subcommand shuot; did you mean shout?"},
+      {{"stop"}, "unknown subcommand stop\n"},
+      {{"shout", "ecko"},
+       "unknown subcommand shout ecko; did you mean shout echo?\n"
+       "Try 'onepass shout --help'."},
+      {{"shout", "checkpoint"}, "unknown subcommand shout checkpoint\n"},
+      {{"shout", "shout"}, "unknown subcommand shout shout\n"},
+      {{"echo", "stop"}, "unexpected argument stop"},
+      {{"shout", "echo", "echo"}, "unexpected argument echo"},
+      {{"shout", "3", "echo"}, "unexpected argument 3"},
+      {{"shout", "echo", "--step", "3"},
+       "unknown flag --step; did you mean --steps?\n"
+       "Try 'onepass shout echo --help'."},
+      {{"--steps", "3", "shout", "echo"}, "--steps must come after shout echo"},
+      {{"shout", "--steps=3", "echo"}, "--steps must come after shout echo"},
+      {{"shout", "--steps", "3"}, "unknown flag --steps\n"},
+      {{"shout", "stop", "--steps"}, "unknown flag --steps\n"},
+      {{"--loud", "shout"}, "unknown flag --loud\n"},
+      {{"shout", "echo", "--rate", "fast"}, "--rate: fast is not a number"},
   };
   for (const auto& c : cases) {
     const Result result = RunEcho(c.arguments);
@@ -128,6 +209,8 @@ TEST(CommandLineTest, FailuresAreReported) {
   const Result exhausted = RunEcho({"echo", "--exhaust"});
   EXPECT_EQ(exhausted.status, kExitFailure);
   EXPECT_EQ(exhausted.err, "onepass echo: out of memory\n");
+  EXPECT_EQ(RunEcho({"shout", "echo", "--fail"}).err,
+            "onepass shout echo: as asked\n");
 }
 
 TEST(CommandLineTest, OutputThatIsNotTakenIsAFailure) {
@@ -135,7 +218,8 @@ TEST(CommandLineTest, OutputThatIsNotTakenIsAFailure) {
     std::ostringstream out;
     out.setstate(std::ios::badbit);
     std::ostringstream err;
-    EXPECT_EQ(RunCommandLine(kEcho, {argument}, out, err), kExitFailure)
+    EXPECT_EQ(RunCommandLine(kCommands, kGroups, {argument}, out, err),
+              kExitFailure)
         << argument;
   }
 }
@@ -147,6 +231,8 @@ TEST(DidYouMeanTest, TakesTheNearest) {
             "; did you mean scalar?");
   EXPECT_EQ(DidYouMean("neon", {"avx2", "avx512", "scalar"}), "");
   EXPECT_EQ(DidYouMean("x", {}), "");
+  EXPECT_EQ(DidYouMean("setp", {"step"}, "bench "),
+            "; did you mean bench step?");
 }
 
 }  // namespace

@@ -1,13 +1,15 @@
 // The subcommands of onepass, each in the file of its name.
 //
-//   return RunCommandLine(kCommands, arguments, std::cout, std::cerr);
+//   return RunCommandLine(kCommands, kCommandGroups, arguments, std::cout,
+//                         std::cerr);
 //
 // To add one: <name>_command.cc, and a declaration and a line in the table
-// here.
+// here. The first of a group ("bench step") adds the group's line too.
 
 #ifndef ONEPASS_TOOLS_COMMANDS_H_
 #define ONEPASS_TOOLS_COMMANDS_H_
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -27,6 +29,8 @@ inline constexpr CommandFactory kCommands[] = {
     &NewVerifyCommand,
     &NewTrainCommand,
 };
+
+inline constexpr std::array<CommandGroup, 0> kCommandGroups = {};
 
 }  // namespace onepass
 

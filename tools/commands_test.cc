@@ -38,7 +38,8 @@ struct Result {
 Result RunOnepass(std::vector<std::string> arguments) {
   std::ostringstream out;
   std::ostringstream err;
-  const int status = RunCommandLine(kCommands, std::move(arguments), out, err);
+  const int status =
+      RunCommandLine(kCommands, kCommandGroups, std::move(arguments), out, err);
   return {status, out.str(), err.str()};
 }
 
@@ -95,6 +96,21 @@ class TrainCommandTest : public testing::Test {
 
   const std::string path_;
 };
+
+TEST(CommandsTest, EveryGroupHasASummaryAndSubcommands) {
+  std::set<std::string> used;
+  for (const CommandFactory make : kCommands) {
+    const std::vector<std::string> words = absl::StrSplit(make()->name(), ' ');
+    ASSERT_LE(words.size(), 2);
+    if (words.size() == 2) used.insert(words[0]);
+  }
+  std::set<std::string> described;
+  for (const CommandGroup& group : kCommandGroups) {
+    EXPECT_TRUE(described.emplace(group.name).second) << group.name;
+    EXPECT_STRNE(group.summary, "") << group.name;
+  }
+  EXPECT_EQ(used, described);
+}
 
 TEST(KernelsCommandTest, JsonHasWhatTheDispatcherReports) {
   const Result result = RunOnepass({"kernels", "--json"});
@@ -182,8 +198,9 @@ TEST(VerifyCommandTest, ADifferenceIsAFailure) {
       [] { return NewVerifyCommand("0123456789abcdef"); }};
   std::ostringstream out;
   std::ostringstream err;
-  EXPECT_EQ(RunCommandLine(kOther, {"verify", "--json"}, out, err),
-            kExitFailure);
+  EXPECT_EQ(
+      RunCommandLine(kOther, kCommandGroups, {"verify", "--json"}, out, err),
+      kExitFailure);
   EXPECT_EQ(json::parse(out.str()).at("identical"), false);
   EXPECT_TRUE(absl::StrContains(err.str(), "differ from 0123456789abcdef"))
       << err.str();

@@ -22,6 +22,6 @@ int main(int argc, char** argv) {
     return onepass::kExitFailure;
   }
   return onepass::RunCommandLine(
-      onepass::kCommands, std::vector<std::string>(argv + 1, argv + argc),
-      std::cout, std::cerr);
+      onepass::kCommands, onepass::kCommandGroups,
+      std::vector<std::string>(argv + 1, argv + argc), std::cout, std::cerr);
 }
