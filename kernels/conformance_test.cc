@@ -260,12 +260,15 @@ TEST_P(ConformanceTest, AdamStep) {
   for (DType grad_type : kGradients) {
     for (DType exp_avg_type : kMoments) {
       for (DType exp_avg_sq_type : kMoments) {
-        for (int copy_choice = 0; copy_choice < 3; ++copy_choice) {
+        for (int copy_choice = 0; copy_choice < 5; ++copy_choice) {
           for (WeightDecay decay_mode :
                {WeightDecay::kNone, WeightDecay::kL2, WeightDecay::kAdamW}) {
             const bool has_copy = copy_choice > 0;
+            const bool streams = copy_choice > 2;
             const DType copy_type =
-                copy_choice == 2 ? DType::kFloat16 : DType::kBFloat16;
+                copy_choice % 2 == 0 ? DType::kFloat16 : DType::kBFloat16;
+            // Kernels without such stores take the other way again.
+            if (streams && !kernel().streams_copies) continue;
             for (const Layout& layout : Layouts(has_copy ? 5 : 4)) {
               const int64_t n = layout.numel;
               SCOPED_TRACE(testing::Message()
@@ -273,8 +276,8 @@ TEST_P(ConformanceTest, AdamStep) {
                            << Name(exp_avg_type) << ", exp_avg_sq "
                            << Name(exp_avg_sq_type) << ", copy "
                            << (has_copy ? Name(copy_type) : "none")
-                           << ", decay mode " << static_cast<int>(decay_mode)
-                           << ", numel " << n);
+                           << (streams ? ", streaming" : "") << ", decay mode "
+                           << static_cast<int>(decay_mode) << ", numel " << n);
               param.Place(n, DType::kFloat32, layout.gaps[0]);
               grad.Place(n, grad_type, layout.gaps[1]);
               exp_avg.Place(n, exp_avg_type, layout.gaps[2]);
@@ -301,6 +304,7 @@ TEST_P(ConformanceTest, AdamStep) {
               args.exp_avg_type = exp_avg_type;
               args.exp_avg_sq_type = exp_avg_sq_type;
               args.copy_type = copy_type;
+              args.stream_copy = streams;
               args.grad_scale = 0.37f;
               args.constants = MakeConstants(decay_mode);
               tested().adam_step(args);

@@ -32,19 +32,50 @@ _KERNEL_COPTS = NUMERICS_COPTS + [
 
 _CPUS = {kernel.cpu: None for kernel in KERNELS if kernel.cpu != None}.keys()
 
-def _symbol(name):
-    return "k%sKernel" % name.capitalize()
-
 def _kernels_of(cpu):
     return [kernel for kernel in KERNELS if kernel.cpu in (None, cpu)]
 
-def _table_source(kernels):
-    lines = ["#include \\\"kernels/table.h\\\"", "namespace onepass {"]
-    lines += ["extern const Kernel %s;" % _symbol(kernel.name) for kernel in kernels]
-    lines += ["const Kernel* const kBuiltinKernels[] = {"]
-    lines += ["    &%s," % _symbol(kernel.name) for kernel in kernels]
-    lines += ["};", "const int kBuiltinKernelCount = %d;" % len(kernels), "}  // namespace onepass"]
-    return "printf '%s\\n' " + " ".join(["\"%s\"" % line for line in lines]) + " > $@"
+def _table_source(kernels, header, type, array, symbol, entry):
+    lines = ['#include "%s"' % header, "namespace onepass {"]
+    symbols = [symbol % kernel.name.capitalize() for kernel in kernels]
+    lines += ["extern const %s %s;" % (type, symbol) for symbol in symbols]
+    lines.append("const %s[] = {" % array)
+    for kernel, symbol in zip(kernels, symbols):
+        lines.append("    %s," % entry.format(name = kernel.name, symbol = symbol))
+    count = array.split(" ")[-1][:-1] + "Count"
+    lines += ["};", "const int %s = %d;" % (count, len(kernels)), "}  // namespace onepass"]
+    return "printf '%s\\n' " + " ".join(["'%s'" % line for line in lines]) + " > $@"
+
+def kernel_table(name, header, type, symbol, array, entry, target, deps):
+    """A library `name` with a table of the constants of all kernels of the architecture.
+
+    Args:
+      name: of the library.
+      header: declares the table, `k<Thing>s`, and its length, `k<Thing>Count`.
+      type: of the constants (in namespace onepass).
+      symbol: of a constant; `%s` in it is the kernel's name with a capital letter.
+      array: the table's type and name, after `const`.
+      entry: of the table; `{name}` in it is the kernel's, `{symbol}` the constant's.
+      target: that defines a constant; `%s` in it is the kernel's name.
+      deps: libraries that `header` needs.
+    """
+    native.genrule(
+        name = name + "_source",
+        outs = [name + ".cc"],
+        cmd = select(dict([
+            (cpu, _table_source(_kernels_of(cpu), header, type, array, symbol, entry))
+            for cpu in _CPUS
+        ] + [("//conditions:default", _table_source(_kernels_of(None), header, type, array, symbol, entry))])),
+    )
+    native.cc_library(
+        name = name,
+        srcs = [name + ".cc"],
+        hdrs = [header.split("/")[-1]],
+        deps = deps + select(dict([
+            (cpu, [target % kernel.name for kernel in _kernels_of(cpu)])
+            for cpu in _CPUS
+        ] + [("//conditions:default", [target % kernel.name for kernel in _kernels_of(None)])])),
+    )
 
 def _compatible(kernel):
     return [] if kernel.cpu == None else [kernel.cpu]
@@ -137,20 +168,13 @@ def kernel_plugins():
             "//dispatch:kernel",
         ],
     )
-    native.genrule(
-        name = "table_source",
-        outs = ["table.cc"],
-        cmd = select(dict([
-            (cpu, _table_source(_kernels_of(cpu)))
-            for cpu in _CPUS
-        ] + [("//conditions:default", _table_source(_kernels_of(None)))])),
-    )
-    native.cc_library(
+    kernel_table(
         name = "table",
-        srcs = ["table.cc"],
-        hdrs = ["table.h"],
-        deps = ["//dispatch:kernel"] + select(dict([
-            (cpu, [":" + kernel.name for kernel in _kernels_of(cpu)])
-            for cpu in _CPUS
-        ] + [("//conditions:default", [":" + kernel.name for kernel in _kernels_of(None)])])),
+        header = "kernels/table.h",
+        type = "Kernel",
+        symbol = "k%sKernel",
+        array = "Kernel* const kBuiltinKernels",
+        entry = "&{symbol}",
+        target = ":%s",
+        deps = ["//dispatch:kernel"],
     )

@@ -67,11 +67,26 @@ absl::Status CpuAdam::SetOptions(int group, const AdamOptions& options) {
   return absl::OkStatus();
 }
 
+bool CpuAdam::StreamsCopy(DType copy_type, CopyStores stores,
+                          int64_t numel) const {
+  if (!kernel_->streams_copies) return false;
+  switch (stores) {
+    case CopyStores::kAuto:
+      return numel >= kStreamedCopyBytes / ByteSize(copy_type);
+    case CopyStores::kOrdinary:
+      return false;
+    case CopyStores::kStreaming:
+      return true;
+  }
+  return false;
+}
+
 absl::Status CpuAdam::Step(const AdamSpan& span, int64_t t,
                            float grad_scale) const {
   absl::StatusOr<AdamStepArgs> args = MakeArgs(span, t, grad_scale);
   if (!args.ok()) return args.status();
   args->copy = span.copy;
+  args->stream_copy = StreamsCopy(span.copy_type, span.copy_stores, span.numel);
   return AdamStep(*kernel_, *pool_, *args);
 }
 
@@ -104,6 +119,9 @@ absl::Status CpuAdam::StepPieces(
 
   const int64_t block = block_numel();
   const int64_t step = std::max(piece_numel / block, int64_t{1}) * block;
+  // Of all pieces alike: a shorter last one goes to one of the same buffers.
+  args->stream_copy =
+      StreamsCopy(span.copy_type, span.copy_stores, std::min(step, span.numel));
   for (int64_t offset = 0; offset < span.numel;) {
     const AdamPiece piece = {offset, std::min(step, span.numel - offset)};
     const int64_t end = offset + piece.numel;

@@ -35,6 +35,21 @@
 
 namespace onepass {
 
+// How copies of updated weights are stored. Streaming stores go around the
+// caches; the bits are the same.
+enum class CopyStores : uint8_t {
+  // Streaming for a copy of at least kStreamedCopyBytes, which the caches would
+  // not keep until it is sent; ordinary for one that is small, or one of the
+  // pieces of StepPieces() that are.
+  kAuto,
+  kOrdinary,
+  // Ordinary where the kernel has no others.
+  kStreaming,
+};
+
+// Measured, as docs/performance.md says.
+inline constexpr int64_t kStreamedCopyBytes = int64_t{4} << 20;
+
 // The optimizer state of `numel` elements in host memory, owned by the caller.
 // No two arrays overlap; each is aligned to its element.
 struct AdamSpan {
@@ -49,6 +64,7 @@ struct AdamSpan {
   DType exp_avg_type = DType::kFloat32;
   DType exp_avg_sq_type = DType::kFloat32;
   DType copy_type = DType::kBFloat16;  // of `copy`, and of the pieces' buffers
+  CopyStores copy_stores = CopyStores::kAuto;
 };
 
 // Elements [offset, offset + numel) of a span.
@@ -74,6 +90,9 @@ class CpuAdam {
   bool copy_supported(DType type) const {
     return kernel_->copy_types.Contains(type);
   }
+  // Whether a copy of `numel` elements (all of a Step(), or those of a piece)
+  // of a span with this copy type and these stores goes around the caches.
+  bool StreamsCopy(DType copy_type, CopyStores stores, int64_t numel) const;
   // Piece sizes are rounded down to a multiple of it, in elements.
   int64_t block_numel() const { return kernel_->operations->block_numel(); }
   const Kernel& kernel() const { return *kernel_; }
