@@ -1,9 +1,6 @@
 // onepass train: trains a language model on a text, with the optimizer on the
 // CPU.
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -12,9 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <string>
 #include <system_error>
@@ -29,6 +24,7 @@
 #include "nlohmann/json.hpp"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/memory.h"
 #include "tools/select_kernel.h"
 #include "tools/trainer.h"
 
@@ -70,43 +66,6 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t bytes) {
         "--text ", path, ": read ", file.gcount(), " of ", bytes, " bytes"));
   }
   return text;
-}
-
-// The number in a file of one; none where there is no such file or number, as
-// in "max".
-std::optional<int64_t> ReadNumber(const char* path) {
-  std::ifstream file(path);
-  int64_t number;
-  if (!(file >> number)) return std::nullopt;
-  return number;
-}
-
-// Bytes that this process may still take without swapping: of the machine, of
-// the container (cgroup v2) it runs in, and of its own limit (`ulimit -v`).
-// What cannot be read sets no limit.
-int64_t AvailableBytes() {
-  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-  int64_t available = kNoLimit;
-  const auto most = ReadNumber("/sys/fs/cgroup/memory.max");
-  const auto taken = ReadNumber("/sys/fs/cgroup/memory.current");
-  if (most && taken) available = std::max<int64_t>(*most - *taken, 0);
-  rlimit limit;
-  const auto mapped_pages = ReadNumber("/proc/self/statm");
-  if (mapped_pages && getrlimit(RLIMIT_AS, &limit) == 0 &&
-      limit.rlim_cur <= static_cast<rlim_t>(kNoLimit)) {
-    const int64_t mapped = *mapped_pages * sysconf(_SC_PAGESIZE);
-    available = std::min(
-        available,
-        std::max<int64_t>(static_cast<int64_t>(limit.rlim_cur) - mapped, 0));
-  }
-  std::ifstream meminfo("/proc/meminfo");
-  std::string name;
-  int64_t kibibytes;
-  while (meminfo >> name >> kibibytes) {
-    if (name == "MemAvailable:") return std::min(available, kibibytes * 1024);
-    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return available;
 }
 
 double BitsOf(double nats) { return nats / std::log(2.0); }
@@ -203,14 +162,10 @@ class TrainCommand : public Command {
     if (!text_bytes.ok()) return text_bytes.status();
     const absl::StatusOr<int64_t> needed = TrainingBytes(options_, *text_bytes);
     if (!needed.ok()) return needed.status();
-    const int64_t available = AvailableBytes();
-    if (*needed > available) {
-      constexpr double kMebibyte = 1 << 20;
-      return absl::ResourceExhaustedError(absl::StrFormat(
-          "training needs %.0f MiB of memory, %.0f MiB are available; lower "
-          "--hidden, --layers, --context, --embedding or --batch",
-          *needed / kMebibyte, available / kMebibyte));
-    }
+    const absl::Status fits = CheckMemory(
+        "training", *needed,
+        "lower --hidden, --layers, --context, --embedding or --batch");
+    if (!fits.ok()) return fits;
     return ReadText(text_, *text_bytes);
   }
 

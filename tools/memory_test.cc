@@ -1,0 +1,56 @@
+#include "tools/memory.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <fstream>
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "tests/test_kernels.h"
+
+namespace onepass {
+namespace {
+
+TEST(MemoryTest, WhatIsThereIsFine) {
+  EXPECT_GT(AvailableBytes(), 0);
+  EXPECT_TRUE(CheckMemory("nothing", 0, "").ok());
+  EXPECT_TRUE(CheckMemory("little", 4096, "").ok());
+}
+
+TEST(MemoryTest, MoreIsAnErrorThatSaysWhatToDo) {
+  const absl::Status status = CheckMemory(
+      "training", std::numeric_limits<int64_t>::max(), "lower --layers");
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_TRUE(absl::StartsWith(status.message(),
+                               "training needs 8796093022208 MiB of memory, "))
+      << status;
+  EXPECT_TRUE(
+      absl::EndsWith(status.message(), " MiB are available; lower --layers"))
+      << status;
+}
+
+TEST(MemoryTest, TheLimitOfTheProcessCounts) {
+  if (UnderSanitizer() || UnderEmulator()) {
+    GTEST_SKIP() << "memory of a sanitizer or emulator breaks the limit here";
+  }
+  rlimit saved;
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &saved), 0);
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  constexpr int64_t kRoom = int64_t{64} << 20;
+  rlimit limited = saved;
+  limited.rlim_cur = pages * sysconf(_SC_PAGESIZE) + kRoom;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limited), 0);
+  const int64_t available = AvailableBytes();
+  const absl::Status status = CheckMemory("a run", kRoom + (1 << 20), "less");
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &saved), 0);
+  EXPECT_LE(available, kRoom);
+  EXPECT_FALSE(status.ok());
+}
+
+}  // namespace
+}  // namespace onepass
