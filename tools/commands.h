@@ -17,6 +17,7 @@
 
 namespace onepass {
 
+std::unique_ptr<Command> NewBenchScalingCommand();
 std::unique_ptr<Command> NewKernelsCommand();
 std::unique_ptr<Command> NewTrainCommand();
 std::unique_ptr<Command> NewVerifyCommand();

@@ -1,0 +1,418 @@
+#include "tools/bench/scaling_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dispatch/dtype.h"
+#include "dispatch/host_buffer.h"
+#include "dispatch/operations.h"
+#include "dispatch/thread_pool.h"
+#include "offload/adam_options.h"
+#include "tools/bench/forked_worker.h"
+
+namespace onepass {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Of one element: param, grad, exp_avg and exp_avg_sq in fp32, the copy in 16
+// bits. All but the gradient are written, all but the copy are read.
+constexpr int64_t kStateBytes = 4 + 4 + 4 + 4 + 2;
+constexpr int64_t kMovedBytes = 4 + 4 + 4 + 4 + 4 + 4 + 4 + 2;
+
+// A process takes this much beside its state, and that much for each of its
+// threads, at most: copies of the parent's pages that it writes to, page
+// tables, stacks.
+constexpr int64_t kProcessBytes = int64_t{4} << 20;
+constexpr int64_t kThreadBytes = int64_t{128} << 10;
+
+// Elements of a thread in one step of a process: long beside the wake-up of its
+// threads, short beside the time that processes run for.
+constexpr int64_t kStepNumel = int64_t{1} << 20;
+
+// More threads than processors are of interest, not the square of them.
+constexpr int kMostOversubscribed = 4;
+
+double NowSeconds() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
+absl::Status Validate(const ScalingOptions& options) {
+  if (options.max_numel < ScalingOptions::kLeastNumel) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max_numel is ", options.max_numel,
+                     ", expected at least ", ScalingOptions::kLeastNumel));
+  }
+  if (options.threads < 0 || options.threads > ThreadPool::kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--threads is ", options.threads, ", expected 0 to ",
+                     ThreadPool::kMaxThreads));
+  }
+  if (options.rounds < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rounds is ", options.rounds, ", expected at least 1"));
+  }
+  if (!(options.slice_s > 0 && std::isfinite(options.slice_s))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slice_s is ", options.slice_s, ", expected above 0"));
+  }
+  return absl::OkStatus();
+}
+
+// The most threads; a pool knows the processors.
+absl::StatusOr<int> MostThreads(const ScalingOptions& options) {
+  absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
+      ThreadPool::Create({options.threads});
+  if (!pool.ok()) return pool.status();
+  return (*pool)->threads();
+}
+
+// Some processes, which run at the same time.
+struct Team {
+  int processes;
+  int threads;
+  int64_t numel;  // of each process
+};
+
+std::vector<Team> Teams(int threads, int64_t max_numel) {
+  const int64_t share = std::max<int64_t>(max_numel / threads, 1);
+  const int oversubscribed = std::min(threads, kMostOversubscribed);
+  return {{1, threads, max_numel},
+          {1, 1, share},
+          {threads, 1, share},
+          {oversubscribed, threads,
+           std::max<int64_t>(max_numel / oversubscribed, 1)}};
+}
+
+// A value of a fixed sequence in +-[0.5, 1.5) (the finalizer of splitmix64,
+// Steele, Lea and Flood 2014).
+float RandomAt(int64_t i) {
+  uint64_t z = (static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  z ^= z >> 31;
+  const float magnitude = 0.5f + static_cast<float>(z >> 40) * 0x1p-24f;
+  return (z & 1) != 0 ? -magnitude : magnitude;
+}
+
+// What a step works on: random, and nothing near the subnormals, however many
+// steps there are.
+class State {
+ public:
+  static absl::StatusOr<State> Create(ThreadPool& pool, int64_t numel,
+                                      int64_t piece_numel) {
+    State state;
+    for (HostBuffer* buffer : {&state.param_, &state.grad_, &state.exp_avg_,
+                               &state.exp_avg_sq_, &state.copy_}) {
+      HostBufferOptions options;
+      options.element_bytes =
+          ByteSize(buffer == &state.copy_ ? DType::kBFloat16 : DType::kFloat32);
+      options.piece_numel = piece_numel;
+      absl::StatusOr<HostBuffer> made =
+          HostBuffer::Create(pool, numel * options.element_bytes, options);
+      if (!made.ok()) return made.status();
+      *buffer = *std::move(made);
+    }
+    const AdamOptions adam;
+    const absl::StatusOr<AdamConstants> constants =
+        ComputeAdamConstants(adam, /*t=*/100);
+    if (!constants.ok()) return constants.status();
+    AdamStepArgs& args = state.args_;
+    args.numel = numel;
+    args.param = state.param_.as<float>();
+    args.grad = state.grad_.data();
+    args.exp_avg = state.exp_avg_.data();
+    args.exp_avg_sq = state.exp_avg_sq_.data();
+    args.copy = state.copy_.data();
+    args.copy_type = DType::kBFloat16;
+    args.grad_scale = 0.5f;
+    args.constants = *constants;
+    pool.ParallelFor(numel, kLeafNumel, [&state](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const float value = RandomAt(i);
+        state.param_.as<float>()[i] = value;
+        state.grad_.as<float>()[i] = 0.01f * value;
+        state.exp_avg_.as<float>()[i] = 0.005f * value;
+        state.exp_avg_sq_.as<float>()[i] = 1e-4f * value * value;
+      }
+    });
+    return state;
+  }
+
+  const AdamStepArgs& args() const { return args_; }
+
+ private:
+  HostBuffer param_;
+  HostBuffer grad_;
+  HostBuffer exp_avg_;
+  HostBuffer exp_avg_sq_;
+  HostBuffer copy_;
+  AdamStepArgs args_;
+};
+
+// One process of a team. `make` and what it returns run in the child.
+class Stepper {
+ public:
+  static absl::StatusOr<std::shared_ptr<Stepper>> Create(const Kernel& kernel,
+                                                         const Team& team) {
+    auto stepper = std::make_shared<Stepper>(kernel);
+    absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
+        ThreadPool::Create({team.threads});
+    if (!pool.ok()) return pool.status();
+    stepper->pool_ = *std::move(pool);
+    stepper->step_numel_ = std::min(team.numel, kStepNumel * team.threads);
+    absl::StatusOr<State> state =
+        State::Create(*stepper->pool_, team.numel, stepper->step_numel_);
+    if (!state.ok()) return state.status();
+    stepper->state_ = *std::move(state);
+    return stepper;
+  }
+
+  explicit Stepper(const Kernel& kernel) : kernel_(kernel) {}
+
+  // Steps until that time of NowSeconds(), at least once: elements a second.
+  absl::StatusOr<double> RunUntil(double deadline) {
+    const AdamStepArgs& args = state_.args();
+    const double begin = NowSeconds();
+    double now;
+    int64_t done = 0;
+    do {
+      const int64_t numel = std::min(step_numel_, args.numel - offset_);
+      const absl::Status status =
+          AdamStep(kernel_, *pool_, AdamStepPart(args, offset_, numel));
+      if (!status.ok()) return status;
+      done += numel;
+      offset_ = (offset_ + numel) % args.numel;
+      now = NowSeconds();
+    } while (now < deadline);
+    return static_cast<double>(done) / (now - begin);
+  }
+
+ private:
+  const Kernel& kernel_;
+  std::unique_ptr<ThreadPool> pool_;
+  State state_;
+  int64_t step_numel_ = 0;
+  int64_t offset_ = 0;
+};
+
+absl::StatusOr<std::vector<ProcessesPoint>> MeasureProcesses(
+    const Kernel& kernel, const ScalingOptions& options, int threads) {
+  using Workers = std::vector<std::unique_ptr<ForkedWorker>>;
+  const std::vector<Team> teams = Teams(threads, options.max_numel);
+  // All are there from the beginning, so that rounds can take turns: those of
+  // other teams wait for a message.
+  std::vector<Workers> workers(teams.size());
+  for (size_t i = 0; i < teams.size(); ++i) {
+    const Team& team = teams[i];
+    for (int process = 1; process <= team.processes; ++process) {
+      absl::StatusOr<std::unique_ptr<ForkedWorker>> worker =
+          ForkedWorker::Start(
+              absl::StrCat("process ", process, " of ", team.processes,
+                           " with ", team.threads, " threads"),
+              [&]() -> absl::StatusOr<ForkedWorker::Work> {
+                absl::StatusOr<std::shared_ptr<Stepper>> stepper =
+                    Stepper::Create(kernel, team);
+                if (!stepper.ok()) return stepper.status();
+                return [stepper = *std::move(stepper)](double deadline) {
+                  return stepper->RunUntil(deadline);
+                };
+              });
+      if (!worker.ok()) return worker.status();
+      workers[i].push_back(*std::move(worker));
+    }
+  }
+  for (const Workers& team : workers) {
+    for (const auto& worker : team) {
+      if (absl::Status status = worker->AwaitReady(); !status.ok()) {
+        return status;
+      }
+    }
+  }
+
+  // Elements a second of a team in a round.
+  std::vector<std::vector<double>> rates(teams.size());
+  std::vector<Variant> variants;
+  for (size_t i = 0; i < teams.size(); ++i) {
+    variants.push_back(
+        {"processes", [&, i]() -> absl::Status {
+           const double deadline = NowSeconds() + options.slice_s;
+           for (const auto& worker : workers[i]) {
+             if (absl::Status status = worker->Send(deadline); !status.ok()) {
+               return status;
+             }
+           }
+           double rate = 0;
+           for (const auto& worker : workers[i]) {
+             const absl::StatusOr<double> one = worker->Receive();
+             if (!one.ok()) return one.status();
+             rate += *one;
+           }
+           rates[i].push_back(rate);
+           return absl::OkStatus();
+         }});
+  }
+  const auto seconds = MeasureInterleaved(variants, options.rounds);
+  if (!seconds.ok()) return seconds.status();
+  std::vector<ProcessesPoint> points;
+  for (size_t i = 0; i < teams.size(); ++i) {
+    // The first round is not counted.
+    rates[i].erase(rates[i].begin(), rates[i].end() - options.rounds);
+    points.push_back({teams[i].processes, teams[i].threads,
+                      SpreadOf(rates[i]).median * kMovedBytes / 1e9,
+                      RatioOf(rates[i], rates[0])});
+  }
+  return points;
+}
+
+absl::StatusOr<std::vector<ElementsPoint>> MeasureElements(
+    const Kernel& kernel, ThreadPool& one_thread, const State& state,
+    const ScalingOptions& options) {
+  std::vector<int64_t> sizes;
+  for (int64_t numel = ScalingOptions::kLeastNumel; numel < options.max_numel;
+       numel *= 4) {
+    sizes.push_back(numel);
+    if (numel > options.max_numel / 4) break;
+  }
+  sizes.push_back(options.max_numel);
+  // Small ones again and again: they are timed from the cache that holds them.
+  const auto repeats = [&options](int64_t numel) {
+    return std::max<int64_t>(options.max_numel / 4 / numel, 1);
+  };
+  std::vector<Variant> variants;
+  for (const int64_t numel : sizes) {
+    const AdamStepArgs args = AdamStepPart(state.args(), 0, numel);
+    variants.push_back(
+        {absl::StrCat(numel, " elements"), [&, args, times = repeats(numel)] {
+           absl::Status status;
+           for (int64_t i = 0; i < times && status.ok(); ++i) {
+             status = AdamStep(kernel, one_thread, args);
+           }
+           return status;
+         }});
+  }
+  const auto seconds = MeasureInterleaved(variants, options.rounds);
+  if (!seconds.ok()) return seconds.status();
+  std::vector<ElementsPoint> points;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::vector<double> ns = (*seconds)[i];
+    const double elements =
+        static_cast<double>(sizes[i]) * static_cast<double>(repeats(sizes[i]));
+    for (double& value : ns) value *= 1e9 / elements;
+    const Spread spread = SpreadOf(std::move(ns));
+    points.push_back({sizes[i], spread, kMovedBytes / spread.median});
+  }
+  return points;
+}
+
+absl::StatusOr<std::vector<ThreadsPoint>> MeasureThreads(
+    const Kernel& kernel, const std::vector<std::unique_ptr<ThreadPool>>& pools,
+    const State& state, int64_t rounds) {
+  std::vector<Variant> variants;
+  for (const auto& pool : pools) {
+    variants.push_back({absl::StrCat(pool->threads(), " threads"),
+                        [&] { return AdamStep(kernel, *pool, state.args()); }});
+  }
+  const auto seconds = MeasureInterleaved(variants, rounds);
+  if (!seconds.ok()) return seconds.status();
+  std::vector<ThreadsPoint> points;
+  for (size_t i = 0; i < pools.size(); ++i) {
+    const double bytes = static_cast<double>(state.args().numel) * kMovedBytes;
+    points.push_back({pools[i]->threads(),
+                      bytes / SpreadOf((*seconds)[i]).median / 1e9,
+                      RatioOf((*seconds)[0], (*seconds)[i])});
+  }
+  return points;
+}
+
+PoolPoint MeasurePool(ThreadPool& pool, int64_t rounds) {
+  constexpr int kPausesARound = 10;
+  constexpr int kRunsAPause = 10;
+  // Far longer than a worker looks for work before it sleeps.
+  constexpr auto kPause = std::chrono::milliseconds(5);
+  const auto run_us = [&pool] {
+    const Clock::time_point begin = Clock::now();
+    pool.Run([](int) {});
+    return std::chrono::duration<double, std::micro>(Clock::now() - begin)
+        .count();
+  };
+  std::vector<double> awake;
+  std::vector<double> asleep;
+  for (int64_t i = 0; i < rounds * kPausesARound; ++i) {
+    std::this_thread::sleep_for(kPause);
+    asleep.push_back(run_us());
+    for (int run = 0; run < kRunsAPause; ++run) awake.push_back(run_us());
+  }
+  return {pool.threads(), SpreadOf(std::move(awake)),
+          SpreadOf(std::move(asleep))};
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> ScalingBytes(const ScalingOptions& options) {
+  if (absl::Status status = Validate(options); !status.ok()) return status;
+  const absl::StatusOr<int> threads = MostThreads(options);
+  if (!threads.ok()) return threads.status();
+  // Processes, which come first and end before the rest begins, take most.
+  int64_t bytes = 0;
+  for (const Team& team : Teams(*threads, options.max_numel)) {
+    int64_t state;
+    // State, and the rest of a page at the end of each of its arrays.
+    if (__builtin_mul_overflow(team.numel, kStateBytes, &state) ||
+        __builtin_add_overflow(
+            state, kProcessBytes + team.threads * kThreadBytes, &state) ||
+        __builtin_mul_overflow(state, int64_t{team.processes}, &state) ||
+        __builtin_add_overflow(bytes, state, &bytes)) {
+      return absl::OutOfRangeError(
+          absl::StrCat("--max_numel is ", options.max_numel,
+                       ": the bytes of so many elements do not fit 64 bits"));
+    }
+  }
+  return bytes;
+}
+
+absl::StatusOr<ScalingReport> MeasureScaling(const Kernel& kernel,
+                                             const ScalingOptions& options) {
+  const absl::StatusOr<int64_t> bytes = ScalingBytes(options);
+  if (!bytes.ok()) return bytes.status();
+  if (!kernel.copy_types.Contains(DType::kBFloat16)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("kernel ", kernel.name, " writes no bf16 copies"));
+  }
+  const absl::StatusOr<int> threads = MostThreads(options);
+  if (!threads.ok()) return threads.status();
+  ScalingReport report;
+  // First: there are no threads yet.
+  auto processes = MeasureProcesses(kernel, options, *threads);
+  if (!processes.ok()) return processes.status();
+  report.processes = *std::move(processes);
+
+  std::vector<std::unique_ptr<ThreadPool>> pools;  // of 1, 2, 4, ...
+  for (int count = 1;; count = std::min(2 * count, *threads)) {
+    absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
+        ThreadPool::Create({count});
+    if (!pool.ok()) return pool.status();
+    pools.push_back(*std::move(pool));
+    if (count == *threads) break;
+  }
+  const absl::StatusOr<State> state =
+      State::Create(*pools.back(), options.max_numel, /*piece_numel=*/0);
+  if (!state.ok()) return state.status();
+  auto by_elements = MeasureElements(kernel, *pools.front(), *state, options);
+  if (!by_elements.ok()) return by_elements.status();
+  report.elements = *std::move(by_elements);
+  auto by_threads = MeasureThreads(kernel, pools, *state, options.rounds);
+  if (!by_threads.ok()) return by_threads.status();
+  report.threads = *std::move(by_threads);
+  report.pool = MeasurePool(*pools.back(), options.rounds);
+  return report;
+}
+
+}  // namespace onepass
