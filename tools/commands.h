@@ -9,7 +9,6 @@
 #ifndef ONEPASS_TOOLS_COMMANDS_H_
 #define ONEPASS_TOOLS_COMMANDS_H_
 
-#include <array>
 #include <memory>
 #include <string>
 
@@ -18,6 +17,7 @@
 namespace onepass {
 
 std::unique_ptr<Command> NewBenchScalingCommand();
+std::unique_ptr<Command> NewBenchStepCommand();
 std::unique_ptr<Command> NewKernelsCommand();
 std::unique_ptr<Command> NewTrainCommand();
 std::unique_ptr<Command> NewVerifyCommand();
@@ -29,9 +29,12 @@ inline constexpr CommandFactory kCommands[] = {
     &NewKernelsCommand,
     &NewVerifyCommand,
     &NewTrainCommand,
+    &NewBenchStepCommand,
 };
 
-inline constexpr std::array<CommandGroup, 0> kCommandGroups = {};
+inline constexpr CommandGroup kCommandGroups[] = {
+    {"bench", "Measures what this machine does, as ratios."},
+};
 
 }  // namespace onepass
 

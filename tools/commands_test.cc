@@ -18,6 +18,7 @@
 #include "dispatch/dispatcher.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/default.h"
 #include "nlohmann/json.hpp"
@@ -153,8 +154,8 @@ TEST(KernelsCommandTest, UnknownKernelInTheEnvironmentIsAnError) {
   const char* pinned = std::getenv("ONEPASS_KERNEL");
   const std::string saved = pinned == nullptr ? "" : pinned;
   setenv("ONEPASS_KERNEL", "scalr", /*overwrite=*/1);
-  for (const char* command : {"kernels", "verify", "train"}) {
-    const Result result = RunOnepass({command});
+  for (const char* command : {"kernels", "verify", "train", "bench step"}) {
+    const Result result = RunOnepass(absl::StrSplit(command, ' '));
     EXPECT_EQ(result.status, kExitFailure) << command;
     EXPECT_EQ(result.out, "") << command;
     EXPECT_TRUE(absl::StrContains(result.err,
@@ -324,6 +325,141 @@ TEST_F(TrainCommandTest, BadTextsAreNamed) {
   EXPECT_TRUE(absl::StrContains(error(path_), "is empty"));
   Write("short");
   EXPECT_TRUE(absl::StrContains(error(path_), "--text has 5 bytes"));
+}
+
+// A run of bench step that takes no time worth speaking of.
+Result BenchStep(std::vector<std::string> flags) {
+  std::vector<std::string> arguments = {"bench", "step",     "--numel",
+                                        "8192",  "--rounds", "2"};
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
+  return RunOnepass(arguments);
+}
+
+TEST(BenchStepCommandTest, JsonHasRatiosAndRates) {
+  const Result result = BenchStep({"--json", "--threads", "3"});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  EXPECT_TRUE(absl::StrContains(result.err, "MiB of memory")) << result.err;
+  EXPECT_TRUE(absl::StrContains(result.err, "2 rounds")) << result.err;
+  const json report = json::parse(result.out);
+  EXPECT_EQ(Keys(report),
+            (std::set<std::string>{"numel", "threads", "rounds", "ratios",
+                                   "gb_per_s", "kernel", "store"}));
+  EXPECT_EQ(report.at("numel"), 8192);
+  EXPECT_EQ(report.at("threads"), 3);
+  EXPECT_EQ(report.at("rounds"), 2);
+  EXPECT_EQ(report.at("kernel"), (*CreateDefaultDispatcher()->Select())->name);
+  EXPECT_TRUE(report.at("store") == "ordinary" ||
+              report.at("store") == "streaming")
+      << report.at("store");
+  EXPECT_EQ(report.at("ratios").count("three_pass/fused"), 1);
+  EXPECT_EQ(report.at("ratios").count("fused/adam_only"), 1);
+  for (const auto& [name, ratio] : report.at("ratios").items()) {
+    EXPECT_TRUE(absl::StrContains(name, '/')) << name;
+    EXPECT_EQ(Keys(ratio), (std::set<std::string>{"median", "p10", "p90"}));
+    EXPECT_GT(ratio.at("p10"), 0) << name;
+    EXPECT_GE(ratio.at("median"), ratio.at("p10")) << name;
+    EXPECT_GE(ratio.at("p90"), ratio.at("median")) << name;
+  }
+  EXPECT_EQ(report.at("gb_per_s").count("fused"), 1);
+  for (const auto& [variant, rate] : report.at("gb_per_s").items()) {
+    EXPECT_GT(rate, 0) << variant;
+  }
+}
+
+TEST(BenchStepCommandTest, FlagsReachTheBenchmark) {
+  const auto report = [](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments = {"bench", "step", "--json"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const Result result = RunOnepass(arguments);
+    EXPECT_EQ(result.status, kExitSuccess) << result.err;
+    return json::parse(result.out);
+  };
+  const json one =
+      report({"--numel", "4099", "--rounds", "1", "--kernel", "scalar"});
+  EXPECT_EQ(one.at("numel"), 4099);
+  EXPECT_EQ(one.at("rounds"), 1);
+  EXPECT_EQ(one.at("threads"), 1);
+  EXPECT_EQ(one.at("kernel"), "scalar");
+  // Of one round all quantiles are that round's.
+  for (const auto& [name, ratio] : one.at("ratios").items()) {
+    EXPECT_EQ(ratio.at("p10"), ratio.at("p90")) << name;
+  }
+}
+
+TEST(BenchStepCommandTest, TableHasARowAndABarForEach) {
+  const Result result = BenchStep({});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  const json names = json::parse(BenchStep({"--json"}).out);
+  const std::vector<std::string> lines = absl::StrSplit(result.out, '\n');
+  EXPECT_TRUE(absl::StrContains(
+      lines.front(),
+      absl::StrCat("8192 elements, 2 rounds, 1 thread, kernel ",
+                   names.at("kernel").get<std::string>(), ", ",
+                   names.at("store").get<std::string>(), " stores")))
+      << lines.front();
+  // The lines that begin with a name, and the longest bar among them.
+  const auto expect_rows = [&](const json& expected) {
+    size_t longest = 0;
+    for (const auto& item : expected.items()) {
+      int rows = 0;
+      for (const std::string& line : lines) {
+        if (!absl::StartsWith(line, absl::StrCat(item.key(), " "))) continue;
+        ++rows;
+        const size_t bar = line.find('#');
+        if (bar == line.npos) continue;  // shorter than half a sign
+        EXPECT_EQ(line.find_first_not_of('#', bar), line.npos) << line;
+        longest = std::max(longest, line.size() - bar);
+      }
+      EXPECT_EQ(rows, 1) << item.key() << " in\n" << result.out;
+    }
+    EXPECT_GE(longest, 10) << result.out;
+  };
+  expect_rows(names.at("ratios"));
+  expect_rows(names.at("gb_per_s"));
+  EXPECT_TRUE(absl::StrContains(result.out, ">= 1.55")) << result.out;
+  EXPECT_TRUE(absl::StrContains(result.out, "reached") ||
+              absl::StrContains(result.out, "MISSED"))
+      << result.out;
+  for (const std::string& line : lines) {
+    EXPECT_LE(line.size(), 100) << line;
+    EXPECT_FALSE(absl::EndsWith(line, " ")) << line;
+  }
+}
+
+TEST(BenchStepCommandTest, BadInputIsNamedBeforeAnyWork) {
+  const struct {
+    std::vector<std::string> flags;
+    const char* problem;
+  } cases[] = {
+      {{"--numel", "0"}, "--numel is 0, expected"},
+      {{"--numel", "-8"}, "--numel is -8, expected"},
+      {{"--numel", "9223372036854775807"}, "--numel is 9223372036854775807"},
+      {{"--rounds", "0"}, "--rounds is 0, expected"},
+      {{"--threads", "5000"}, "--threads is 5000, expected 0 to 4096"},
+      {{"--threads", "-1"}, "--threads is -1, expected 0 to 4096"},
+      {{"--kernel", "avx51"}, "--kernel: no kernel is named avx51"},
+  };
+  for (const auto& c : cases) {
+    std::vector<std::string> arguments = {"bench", "step"};
+    arguments.insert(arguments.end(), c.flags.begin(), c.flags.end());
+    const Result result = RunOnepass(arguments);
+    EXPECT_EQ(result.status, kExitFailure) << c.problem;
+    EXPECT_EQ(result.out, "") << c.problem;
+    EXPECT_TRUE(absl::StartsWith(
+        result.err, absl::StrCat("onepass bench step: ", c.problem)))
+        << "expected '" << c.problem << "', got " << result.err;
+  }
+}
+
+TEST(BenchStepCommandTest, MemoryThatIsNotThereIsRefusedWithNumbers) {
+  const Result result =
+      RunOnepass({"bench", "step", "--numel", "10000000000000"});
+  EXPECT_EQ(result.status, kExitFailure);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err,
+              testing::MatchesRegex(
+                  "onepass bench step: the benchmark needs [0-9]+ MiB of "
+                  "memory, [0-9]+ MiB are available; lower --numel\n"));
 }
 
 }  // namespace

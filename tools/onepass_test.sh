@@ -38,6 +38,10 @@ expect 0 OUT 'scalar' kernels
 expect 2 ERR 'Subcommands' # no subcommand: the help
 expect 2 ERR 'unknown subcommand trian; did you mean train?' trian
 expect 2 ERR 'unknown flag --step; did you mean --steps?' train --step 3
+expect 0 OUT 'step' bench --help
+expect 0 OUT '"three_pass/fused"' bench step --json --numel 4096 --rounds 1
+expect 2 ERR 'Subcommands' bench # no second word: the group's help
+expect 2 ERR 'unknown subcommand bench stpe; did you mean bench step?' bench stpe
 expect 1 ERR 'no kernel is named avx51' train --kernel avx51
 ONEPASS_KERNEL=sclar expect 1 ERR 'did you mean scalar?' kernels
 

@@ -24,6 +24,7 @@
 #include "nlohmann/json.hpp"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/common_flags.h"
 #include "tools/memory.h"
 #include "tools/select_kernel.h"
 #include "tools/trainer.h"
@@ -105,10 +106,8 @@ class TrainCommand : public Command {
               "Largest norm of the gradient; 0: no limit.");
     flags.Add("seed", &options_.seed, "number",
               "Seed of weights and positions.");
-    flags.Add("threads", &threads_, "threads",
-              "0: one for each processor allowed.");
-    flags.Add("kernel", &kernel_, "name",
-              "See 'onepass kernels'. [$ONEPASS_KERNEL, else the best here]");
+    AddThreadsFlag(flags, &threads_);
+    AddKernelFlag(flags, &kernel_);
     flags.Add("piece_numel", &options_.piece_numel, "elements",
               "Piece of the fused step; up to 4096 elements run on one "
               "thread.");
@@ -125,11 +124,8 @@ class TrainCommand : public Command {
       return absl::InvalidArgumentError(
           "--fused and --separate exclude each other");
     }
-    if (threads_ < 0 || threads_ > ThreadPool::kMaxThreads) {
-      return absl::InvalidArgumentError(absl::StrCat("--threads is ", threads_,
-                                                     ", expected 0 to ",
-                                                     ThreadPool::kMaxThreads));
-    }
+    const absl::Status threads = CheckThreads(threads_);
+    if (!threads.ok()) return threads;
     const absl::StatusOr<KernelChoice> choice = ChooseKernel(kernel_);
     if (!choice.ok()) return choice.status();
     if (!choice->selected.ok()) return choice->selected.status();
