@@ -30,6 +30,7 @@ inline constexpr CommandFactory kCommands[] = {
     &NewVerifyCommand,
     &NewTrainCommand,
     &NewBenchStepCommand,
+    &NewBenchScalingCommand,
 };
 
 inline constexpr CommandGroup kCommandGroups[] = {

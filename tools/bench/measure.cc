@@ -27,10 +27,6 @@ absl::Status NameError(const Variant& variant, const absl::Status& status) {
 // The seconds that a run takes.
 absl::StatusOr<double> Measure(const Variant& variant,
                                absl::FunctionRef<double()> now) {
-  if (variant.prepare != nullptr) {
-    const absl::Status prepared = variant.prepare();
-    if (!prepared.ok()) return NameError(variant, prepared);
-  }
   const double begin = now();
   const absl::Status run = variant.run();
   const double end = now();

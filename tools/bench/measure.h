@@ -4,8 +4,8 @@
 // predecessor, with its caches, each time.
 //
 //   ASSIGN_OR_RETURN(Timings seconds,
-//                    MeasureInterleaved({{"fused", nullptr, RunFused},
-//                                        {"apart", FillBuffers, RunApart}},
+//                    MeasureInterleaved({{"fused", RunFused}, {"apart",
+//                    RunApart}},
 //                                       /*rounds=*/20));
 //   Spread gain = RatioOf(seconds[1], seconds[0]);   // gain.median, ...
 //
@@ -28,9 +28,6 @@ namespace onepass {
 // One way to do what is measured.
 struct Variant {
   std::string name;
-  // Called before each run, not timed; may be null.
-  std::function<absl::Status()> prepare;
-  // What is timed.
   std::function<absl::Status()> run;
 };
 

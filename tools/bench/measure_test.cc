@@ -21,18 +21,10 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 // move.
 class MeasureInterleavedTest : public testing::Test {
  protected:
-  // `seconds` a run; each preparation takes 1000 s.
-  Variant MakeVariant(const std::string& name, double seconds,
-                      bool prepares = true) {
+  // `seconds` a run.
+  Variant MakeVariant(const std::string& name, double seconds) {
     Variant variant;
     variant.name = name;
-    if (prepares) {
-      variant.prepare = [this, name] {
-        absl::StrAppend(&log_, "(", name, ")");
-        now_ += 1000;
-        return absl::OkStatus();
-      };
-    }
     variant.run = [this, name, seconds] {
       absl::StrAppend(&log_, name);
       // Not the same in any two rounds.
@@ -53,10 +45,8 @@ class MeasureInterleavedTest : public testing::Test {
 };
 
 TEST_F(MeasureInterleavedTest, OrderMovesOnByOneAfterAWarmUp) {
-  const absl::StatusOr<Timings> seconds =
-      Measure({MakeVariant("a", 1, false), MakeVariant("b", 2, false),
-               MakeVariant("c", 4, false)},
-              4);
+  const absl::StatusOr<Timings> seconds = Measure(
+      {MakeVariant("a", 1), MakeVariant("b", 2), MakeVariant("c", 4)}, 4);
   ASSERT_TRUE(seconds.ok()) << seconds.status();
   EXPECT_EQ(log_,
             "abc"
@@ -76,18 +66,6 @@ TEST_F(MeasureInterleavedTest, OrderMovesOnByOneAfterAWarmUp) {
   EXPECT_EQ((*seconds)[2], runs(4, {6, 8, 10, 15}));
 }
 
-TEST_F(MeasureInterleavedTest, PreparationIsNotTimed) {
-  const absl::StatusOr<Timings> seconds =
-      Measure({MakeVariant("a", 1), MakeVariant("b", 2, false)}, 2);
-  ASSERT_TRUE(seconds.ok()) << seconds.status();
-  EXPECT_EQ(log_,
-            "(a)ab"
-            "(a)ab"
-            "b(a)a");
-  EXPECT_EQ(*seconds, (Timings{{1 + 3 / 1024., 1 + 6 / 1024.},
-                               {2 + 4 / 1024., 2 + 5 / 1024.}}));
-}
-
 TEST_F(MeasureInterleavedTest, BadArgumentsAreNamedAndNothingRuns) {
   const auto problem = [this](const std::vector<Variant>& variants,
                               int64_t rounds) {
@@ -101,7 +79,7 @@ TEST_F(MeasureInterleavedTest, BadArgumentsAreNamedAndNothingRuns) {
             "rounds is 0, expected at least 1");
   EXPECT_EQ(problem({MakeVariant("a", 1)}, -7),
             "rounds is -7, expected at least 1");
-  EXPECT_EQ(problem({MakeVariant("a", 1), {"b", nullptr, nullptr}}, 1),
+  EXPECT_EQ(problem({MakeVariant("a", 1), {"b", nullptr}}, 1),
             "b: run is null");
 }
 
@@ -110,26 +88,19 @@ TEST_F(MeasureInterleavedTest, AnErrorOfAVariantEndsItAndIsNamed) {
   failing.run = [this] {
     log_.append("b");
     // In the round after the warm-up.
-    return log_.size() > 11 ? absl::DataLossError("as asked")
-                            : absl::OkStatus();
+    return log_.size() > 3 ? absl::DataLossError("as asked") : absl::OkStatus();
   };
   EXPECT_EQ(Measure({MakeVariant("a", 1), failing}, 9).status(),
             absl::DataLossError("b: as asked"));
   EXPECT_EQ(log_,
-            "(a)a(b)b"
-            "(a)a(b)b");
-
-  log_.clear();
-  failing.prepare = [] { return absl::UnavailableError("not ready"); };
-  EXPECT_EQ(Measure({failing}, 1).status(),
-            absl::UnavailableError("b: not ready"));
-  EXPECT_EQ(log_, "");
+            "ab"
+            "ab");
 }
 
 TEST(MonotonicMeasureInterleavedTest, EveryRoundTakesTime) {
   volatile double sink = 0;
   const absl::StatusOr<Timings> seconds =
-      MeasureInterleaved({{"work", nullptr,
+      MeasureInterleaved({{"work",
                            [&sink] {
                              for (int i = 0; i < 10000; ++i) sink = sink + 1;
                              return absl::OkStatus();

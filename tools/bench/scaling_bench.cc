@@ -16,6 +16,7 @@
 #include "dispatch/thread_pool.h"
 #include "offload/adam_options.h"
 #include "tools/bench/forked_worker.h"
+#include "tools/bench/random_at.h"
 
 namespace onepass {
 namespace {
@@ -89,17 +90,6 @@ std::vector<Team> Teams(int threads, int64_t max_numel) {
           {threads, 1, share},
           {oversubscribed, threads,
            std::max<int64_t>(max_numel / oversubscribed, 1)}};
-}
-
-// A value of a fixed sequence in +-[0.5, 1.5) (the finalizer of splitmix64,
-// Steele, Lea and Flood 2014).
-float RandomAt(int64_t i) {
-  uint64_t z = (static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  z ^= z >> 31;
-  const float magnitude = 0.5f + static_cast<float>(z >> 40) * 0x1p-24f;
-  return (z & 1) != 0 ? -magnitude : magnitude;
 }
 
 // What a step works on: random, and nothing near the subnormals, however many
