@@ -38,9 +38,9 @@ namespace onepass {
 // How copies of updated weights are stored. Streaming stores go around the
 // caches; the bits are the same.
 enum class CopyStores : uint8_t {
-  // Streaming for a copy of at least kStreamedCopyBytes, which the caches would
-  // not keep until it is sent; ordinary for one that is small, or one of the
-  // pieces of StepPieces() that are.
+  // Streaming for a copy of at least kStreamedCopyBytes, of a whole Step() or
+  // of
+  // a piece of StepPieces(): it would push other state out of the caches.
   kAuto,
   kOrdinary,
   // Ordinary where the kernel has no others.
@@ -48,7 +48,7 @@ enum class CopyStores : uint8_t {
 };
 
 // Measured, as docs/performance.md says.
-inline constexpr int64_t kStreamedCopyBytes = int64_t{4} << 20;
+inline constexpr int64_t kStreamedCopyBytes = int64_t{1} << 20;
 
 // The optimizer state of `numel` elements in host memory, owned by the caller.
 // No two arrays overlap; each is aligned to its element.

@@ -736,6 +736,61 @@ TEST_P(CpuAdamTest, IsOnePassOnTheKernelItWasGiven) {
   EXPECT_EQ(counts.Total(), total + 5) << "another operation ran";
 }
 
+// Streaming stores are for large copies, where the kernel has them.
+TEST_P(CpuAdamTest, StoresOfCopies) {
+  Kernel streams = MakeCountingKernel<3>(kernel(), "streams");
+  streams.streams_copies = true;
+  Kernel none = streams;
+  none.streams_copies = false;
+  OperationCounter& counts = OperationCounts<3>();
+  CpuAdam adam = MakeAdam(streams, *pool_, {{}});
+  const int64_t large = kStreamedCopyBytes / 2;
+  const struct {
+    CopyStores stores;
+    int64_t numel;
+    bool streaming;
+  } cases[] = {{CopyStores::kAuto, large, true},
+               {CopyStores::kAuto, large - 1, false},
+               {CopyStores::kStreaming, 1, true},
+               {CopyStores::kOrdinary, large, false}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(testing::Message()
+                 << static_cast<int>(c.stores) << ", numel " << c.numel);
+    State state(c.numel);
+    EXPECT_EQ(adam.StreamsCopy(kBF16, c.stores, c.numel), c.streaming);
+    AdamSpan span = state.SpanWithCopy();
+    span.copy_stores = c.stores;
+    const int64_t steps = counts.adam_step;
+    const int64_t streaming = counts.adam_step_streaming;
+    ASSERT_TRUE(adam.Step(span, 1, kScale).ok());
+    EXPECT_EQ(counts.adam_step_streaming - streaming,
+              c.streaming ? counts.adam_step - steps : 0);
+    EXPECT_EQ(state.copy, CastTo(kBF16, state.param, state.numel));
+    EXPECT_FALSE(
+        MakeAdam(none, *pool_, {{}}).StreamsCopy(kBF16, c.stores, c.numel));
+  }
+
+  // Of pieces it is their size that counts, the same for all of a step.
+  State state(large + adam.block_numel());
+  AdamSpan span = state.Span();
+  Array staging(kBF16, large);
+  const auto streamed = [&](int64_t piece_numel) {
+    const int64_t before = counts.adam_step_streaming;
+    EXPECT_TRUE(
+        adam.StepPieces(
+                span, 1, kScale, piece_numel,
+                [&](const AdamPiece&) -> absl::StatusOr<void*> {
+                  return staging.data();
+                },
+                [](const AdamPiece&, void*) { return absl::OkStatus(); })
+            .ok());
+    return counts.adam_step_streaming - before;
+  };
+  EXPECT_EQ(streamed(large / 2), 0);
+  // The last piece, of a block, too.
+  EXPECT_EQ(streamed(large), pool_->threads() + 1);
+}
+
 TEST_P(CpuAdamTest, NothingIsAllocated) {
   CpuAdam adam = Adam(Options(Mode::kAdamW));
   State state(5 * kLeafNumel);

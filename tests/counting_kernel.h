@@ -19,6 +19,7 @@ namespace onepass {
 struct OperationCounter {
   std::atomic<int64_t> adam_step{0};
   std::atomic<int64_t> adam_step_with_copy{0};  // among adam_step
+  std::atomic<int64_t> adam_step_streaming{0};  // among adam_step_with_copy
   std::atomic<int64_t> adam_step_numel{0};
   std::atomic<int64_t> accumulate{0};
   std::atomic<int64_t> scale{0};
@@ -55,6 +56,7 @@ inline constexpr KernelOperations kOperations = {
       OperationCounter& counts = OperationCounts<slot>();
       ++counts.adam_step;
       counts.adam_step_with_copy += args.copy != nullptr;
+      counts.adam_step_streaming += args.copy != nullptr && args.stream_copy;
       counts.adam_step_numel += args.numel;
       Base<slot>()->adam_step(args);
     },

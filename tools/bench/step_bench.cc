@@ -68,7 +68,7 @@ constexpr RatioOfWays kRatios[] = {
      "divides, writes scaled gradients back, casts apart", 1.4, 0},
     {"one_pass_two_div/fused", "one_pass_two_div", "fused",
      "one pass, two divisions, ordinary stores", 1.03, 0},
-    {"avx2/avx512", "avx2", "avx512", "the step of the AVX2 kernel", 0, 1.25},
+    {"avx2/avx512", "avx2", "fused", "the step of the AVX2 kernel", 0, 1.25},
     {"bf16_grad/fp32_grad", "bf16_grad", "fused", "gradients in 16 bits", 0,
      0.97},
     {"bf16_grad_moments/fp32", "bf16_grad_moments", "fused",
@@ -288,7 +288,6 @@ class StepBench {
                       }});
     }
     if (avx2_.has_value()) {
-      ways.push_back({"avx512", 30, [this] { return Fused(state_.Span()); }});
       ways.push_back({"avx2", 30, [this] {
                         return avx2_->Step(state_.Span(), kStep, kScales[0]);
                       }});
