@@ -24,12 +24,16 @@ template <typename T, bool streaming>
   const auto* grad = static_cast<const float*>(a.grad);
   auto* exp_avg = static_cast<float*>(a.exp_avg);
   auto* exp_avg_sq = static_cast<float*>(a.exp_avg_sq);
-  // What is loaded goes where it came from; the gradient becomes the copy, by a
-  // store of its upper halves.
+  // What is loaded goes where it came from.
   auto move = [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
-    T::StoreF32(a.param + i, T::LoadF32(a.param + i, lanes), lanes);
-    T::StoreF32(exp_avg + i, T::LoadF32(exp_avg + i, lanes), lanes);
-    T::StoreF32(exp_avg_sq + i, T::LoadF32(exp_avg_sq + i, lanes), lanes);
+    const auto p = T::LoadF32(a.param + i, lanes);
+    const auto m = T::LoadF32(exp_avg + i, lanes);
+    const auto v = T::LoadF32(exp_avg_sq + i, lanes);
+    // Else compilers know that memory has these values, and store nothing.
+    asm volatile("" ::: "memory");
+    T::StoreF32(a.param + i, p, lanes);
+    T::StoreF32(exp_avg + i, m, lanes);
+    T::StoreF32(exp_avg_sq + i, v, lanes);
     return T::LoadF32(grad + i, lanes);
   };
   using F32 = Input<DType::kFloat32>;

@@ -75,7 +75,9 @@ absl::StatusOr<Timings> MeasureInterleaved(const std::vector<Variant>& variants,
   Timings seconds(variants.size());
   for (int64_t round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < variants.size(); ++i) {
-      const size_t which = (static_cast<size_t>(round) + i) % variants.size();
+      const size_t first = static_cast<size_t>(round) % variants.size();
+      const size_t step = round % 2 == 0 ? i : variants.size() - i;
+      const size_t which = (first + step) % variants.size();
       const absl::StatusOr<double> taken = Measure(variants[which], now);
       if (!taken.ok()) return taken.status();
       seconds[which].push_back(*taken);

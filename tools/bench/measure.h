@@ -1,7 +1,8 @@
 // Times several ways to do the same so that their ratios can be trusted: all of
-// them in every round, in an order that moves on by one each round. What slows
-// the machine for a while then slows all of them, and none has the same
-// predecessor, with its caches, each time.
+// them in every round, in an order that moves on by one each round and runs
+// backwards every other one. What slows the machine for a while then slows all
+// of them, and none is always first, or has always the same one, with its
+// caches, before it.
 //
 //   ASSIGN_OR_RETURN(Timings seconds,
 //                    MeasureInterleaved({{"fused", RunFused}, {"apart",
@@ -36,7 +37,8 @@ using Timings = std::vector<std::vector<double>>;
 
 // Runs every variant once as a warm-up, which is not in the result, then in
 // each of `rounds` rounds, by the monotonic clock. Round r starts with variant
-// r modulo their number, and wraps around.
+// r modulo their number and goes on to the next, or where r is odd to the one
+// before, and wraps around.
 // InvalidArgument: no variants, one without `run` (named), rounds below 1. An
 // error of a variant ends the measurement; its message begins with the name.
 absl::StatusOr<Timings> MeasureInterleaved(const std::vector<Variant>& variants,

@@ -51,19 +51,19 @@ TEST_F(MeasureInterleavedTest, OrderMovesOnByOneAfterAWarmUp) {
   EXPECT_EQ(log_,
             "abc"
             "abc"
-            "bca"
+            "bac"
             "cab"
-            "abc");
-  // Runs 1 to 3 are the warm-up; these are numbers 4, 9, 11, 13, and so on.
+            "acb");
+  // Runs 1 to 3 are the warm-up; these are numbers 4, 8, 11, 13, and so on.
   const auto runs = [](double base, std::vector<int> numbers) {
     std::vector<double> expected;
     for (const int n : numbers) expected.push_back(base + n / 1024.);
     return expected;
   };
   ASSERT_EQ(seconds->size(), 3);
-  EXPECT_EQ((*seconds)[0], runs(1, {4, 9, 11, 13}));
-  EXPECT_EQ((*seconds)[1], runs(2, {5, 7, 12, 14}));
-  EXPECT_EQ((*seconds)[2], runs(4, {6, 8, 10, 15}));
+  EXPECT_EQ((*seconds)[0], runs(1, {4, 8, 11, 13}));
+  EXPECT_EQ((*seconds)[1], runs(2, {5, 7, 12, 15}));
+  EXPECT_EQ((*seconds)[2], runs(4, {6, 9, 10, 14}));
 }
 
 TEST_F(MeasureInterleavedTest, BadArgumentsAreNamedAndNothingRuns) {

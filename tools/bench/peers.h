@@ -6,8 +6,9 @@
 //   peers->one_pass_two_div(args);
 //
 // Spans, types and constants are those of an AdamStep with fp32 gradients and
-// moments, a bf16 copy and AdamW. To add one: its function in generic_peers.h
-// and its field here.
+// moments, a bf16 copy and AdamW, but for constants.bias_correction2: others
+// divide by c = sqrt(1 - beta2^t), so it is that. To add one: its function in
+// generic_peers.h and its field here.
 
 #ifndef ONEPASS_TOOLS_BENCH_PEERS_H_
 #define ONEPASS_TOOLS_BENCH_PEERS_H_
@@ -18,14 +19,14 @@ namespace onepass {
 
 struct Peers {
   // Loads and stores what the fused step does, with its prefetches and, where
-  // args.stream_copy, its stores, and computes nothing.
+  // args.stream_copy, its stores, and computes nothing but the rounding of the
+  // copy, which is the gradient's.
   void (*twin)(const AdamStepArgs& args);
   // Each gradient is divided by `loss_scale`, and what comes of it is stored in
-  // `grad`; denominators are sqrt(v) / c + eps by a true division. No copy: a
-  // cast of the weights follows.
+  // `grad`; then as one_pass_two_div. No copy: a cast of the weights follows.
   void (*scaling_step)(const AdamStepArgs& args, float* grad, float loss_scale);
-  // In one pass with the copy: two divisions an element, ordinary stores, no
-  // prefetch.
+  // In one pass with the copy: two divisions an element, of m by sqrt(v) / c +
+  // eps, ordinary stores, no prefetch.
   void (*one_pass_two_div)(const AdamStepArgs& args);
 };
 

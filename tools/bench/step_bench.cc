@@ -1,6 +1,9 @@
 #include "tools/bench/step_bench.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -38,8 +41,8 @@ constexpr int64_t kStates = 4;
 constexpr int64_t kSlackBytes = HostBuffer::kHugePageBytes;
 constexpr int64_t kArrays = 5 * kStates + 3 + kStagingBuffers;
 
-// A factor that passes put gradients through in place, and what brings them
-// back in the next round: they stay what they were, nearly.
+// What passes scale gradients by in place, in turns: they stay what they were,
+// nearly.
 constexpr float kScales[] = {1 + 0x1p-10f, 1 / (1 + 0x1p-10f)};
 
 // A ratio of two ways, by their names.
@@ -67,7 +70,7 @@ constexpr RatioOfWays kRatios[] = {
     {"torch_shape/fused", "torch_shape", "fused",
      "divides, writes scaled gradients back, casts apart", 1.4, 0},
     {"one_pass_two_div/fused", "one_pass_two_div", "fused",
-     "one pass, two divisions, ordinary stores", 1.03, 0},
+     "one pass, two divisions, ordinary stores, no prefetch", 1.03, 0},
     {"avx2/avx512", "avx2", "fused", "the step of the AVX2 kernel", 0, 1.25},
     {"bf16_grad/fp32_grad", "bf16_grad", "fused", "gradients in 16 bits", 0,
      0.97},
@@ -102,6 +105,7 @@ class Array {
     return array;
   }
 
+  bool huge_pages() const { return buffer_.huge_pages(); }
   template <typename T = void>
   T* data() const {
     return reinterpret_cast<T*>(data_);
@@ -228,13 +232,7 @@ class StepBench {
         {"fused", 30, [this] { return Fused(state_.Span()); }},
         {"adam_only", 28, [this] { return AdamOnly(kScales[0]); }},
         {"three_pass", 42, [this] { return ThreePass(state_.copy.data()); }},
-        {"three_pass_fresh", 42,
-         [this] {
-           // Untouched: its pages come with the cast, as those of a tensor
-           // that is made for it.
-           const std::unique_ptr<uint16_t[]> fresh(new uint16_t[numel_]);
-           return ThreePass(fresh.get());
-         }},
+        {"three_pass_fresh", 42, [this] { return ThreePassIntoFreshBuffer(); }},
         {"scale_fused", 34,
          [this] {
            const absl::Status status = AdamOnly(kScales[0]);
@@ -259,9 +257,6 @@ class StepBench {
            return Fused(span);
          }},
         {"pieces", 30, [this] { return Pieces(); }},
-        {"small_pages", 30, [this] { return Fused(small_pages_.Span()); }},
-        {"equal_bases", 30, [this] { return Fused(equal_bases_.Span()); }},
-        {"subnormal", 30, [this] { return Fused(subnormal_.Span()); }},
     };
     if (kernel_.streams_copies) {
       const auto with_stores = [this](CopyStores stores) {
@@ -292,6 +287,15 @@ class StepBench {
                         return avx2_->Step(state_.Span(), kStep, kScales[0]);
                       }});
     }
+    // On other arrays, after all that are on the same.
+    if (state_.param.huge_pages()) {
+      ways.push_back(
+          {"small_pages", 30, [this] { return Fused(small_pages_.Span()); }});
+    }
+    ways.push_back(
+        {"equal_bases", 30, [this] { return Fused(equal_bases_.Span()); }});
+    ways.push_back(
+        {"subnormal", 30, [this] { return Fused(subnormal_.Span()); }});
     return ways;
   }
 
@@ -334,8 +338,9 @@ class StepBench {
       ++i;
     }
     for (Array& array : staging_) {
-      absl::StatusOr<Array> made = Array::Create(
-          pool_, DType::kBFloat16, std::min(kPieceNumel, numel_), 0);
+      absl::StatusOr<Array> made =
+          Array::Create(pool_, DType::kBFloat16, std::min(kPieceNumel, numel_),
+                        i++ * (512 + 64));
       if (!made.ok()) return made.status();
       array = *std::move(made);
     }
@@ -377,12 +382,27 @@ class StepBench {
     scale.numel = numel_;
     scale.in = state_.grad.data<float>();
     scale.out = state_.grad.data<float>();
-    scale.factor = kScales[scalings_++ % 2];
+    scale.factor = kScales[three_passes_++ % 2];
     if (absl::Status status = Scale(kernel_, pool_, scale); !status.ok()) {
       return status;
     }
     if (absl::Status status = AdamOnly(1); !status.ok()) return status;
     return CastTo(copy);
+  }
+
+  absl::Status ThreePassIntoFreshBuffer() {
+    // Untouched: its pages come with the cast, as those of a tensor that is
+    // made for it. An allocator would give the last one back.
+    const size_t bytes = static_cast<size_t>(numel_) * sizeof(uint16_t);
+    void* const fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fresh == MAP_FAILED) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "could not map ", bytes, " bytes: ", std::strerror(errno)));
+    }
+    const absl::Status status = ThreePass(fresh);
+    munmap(fresh, bytes);
+    return status;
   }
 
   absl::Status Pieces() {
@@ -410,6 +430,7 @@ class StepBench {
     args.stream_copy = streams();
     args.grad_scale = kScales[0];
     args.constants = constants_;
+    args.constants.bias_correction2 = 1 / constants_.bias_correction2;
     pool_.ParallelFor(numel_, kLeafNumel, [&](int64_t begin, int64_t end) {
       peer(AdamStepPart(args, begin, end - begin), begin);
     });
@@ -417,7 +438,7 @@ class StepBench {
   }
 
   absl::Status TorchShape() {
-    const float scale = kScales[scalings_++ % 2];
+    const float scale = kScales[torch_shapes_++ % 2];
     const absl::Status status =
         RunPeer([this, scale](const AdamStepArgs& args, int64_t begin) {
           peers_->scaling_step(args, state_.grad.data<float>() + begin, scale);
@@ -433,8 +454,10 @@ class StepBench {
   const AdamConstants constants_;
   const Peers* peers_ = nullptr;
   std::optional<CpuAdam> avx2_;
-  // In-place scalings so far, of which each undoes the one before.
-  int64_t scalings_ = 0;
+  // Of those that scale gradients in place: each undoes what the one of the
+  // same kind before it did.
+  int64_t three_passes_ = 0;
+  int64_t torch_shapes_ = 0;
 
   State state_;
   Array grad16_;
