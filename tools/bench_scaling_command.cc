@@ -57,6 +57,7 @@ void PrintJson(const ScalingReport& report, const std::string& kernel,
                          {"gb_per_s", point.gb_per_s}});
   }
   out << Json{{"kernel", kernel},
+              {"store", report.store},
               {"rounds", rounds},
               {"elements", elements},
               {"threads", threads},
@@ -86,8 +87,10 @@ double Fastest(const std::vector<Point>& points) {
 void PrintTable(const ScalingReport& report, const std::string& kernel,
                 int64_t rounds, std::ostream& out) {
   out << absl::StreamFormat(
-      "fused Adam step, kernel %s, %d rounds: median (p10 to p90)\n\n", kernel,
-      rounds);
+      "fused Adam step, kernel %s, %s stores over the most elements, %d "
+      "rounds: "
+      "median (p10 to p90)\n\n",
+      kernel, report.store, rounds);
   out << absl::StreamFormat("%10s  %-24s %8s\n", "elements",
                             "ns/element, one thread", "GB/s");
   for (const ElementsPoint& point : report.elements) {

@@ -54,8 +54,9 @@ TEST(BenchScalingCommandTest, JsonHasAllPoints) {
   EXPECT_TRUE(absl::StrContains(result.err, "MiB of memory")) << result.err;
   const json report = json::parse(result.out);
   EXPECT_EQ(Keys(report),
-            (std::set<std::string>{"kernel", "rounds", "elements", "threads",
-                                   "processes", "pool"}));
+            (std::set<std::string>{"kernel", "store", "rounds", "elements",
+                                   "threads", "processes", "pool"}));
+  EXPECT_EQ(report.at("store"), "ordinary");
   EXPECT_EQ(report.at("kernel"), "scalar");
   EXPECT_EQ(report.at("rounds"), 1);
   ASSERT_EQ(report.at("elements").size(), 2u);
@@ -96,7 +97,7 @@ TEST(BenchScalingCommandTest, TableHasARowAPoint) {
   for (const char* part :
        {"     4096  ", "    16384  ", "     1 x 2  ", "     1 x 1  ",
         "     2 x 1  ", "     2 x 2  ", "  1.00 (1.00 to 1.00)", "GB/s", "#",
-        "a pool of 2 threads"}) {
+        "ordinary stores", "a pool of 2 threads"}) {
     EXPECT_TRUE(absl::StrContains(result.out, part))
         << "no '" << part << "' in\n"
         << result.out;

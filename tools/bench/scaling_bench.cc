@@ -15,6 +15,7 @@
 #include "dispatch/operations.h"
 #include "dispatch/thread_pool.h"
 #include "offload/adam_options.h"
+#include "offload/cpu_adam.h"
 #include "tools/bench/forked_worker.h"
 #include "tools/bench/random_at.h"
 
@@ -110,20 +111,14 @@ class State {
       if (!made.ok()) return made.status();
       *buffer = *std::move(made);
     }
-    const AdamOptions adam;
-    const absl::StatusOr<AdamConstants> constants =
-        ComputeAdamConstants(adam, /*t=*/100);
-    if (!constants.ok()) return constants.status();
-    AdamStepArgs& args = state.args_;
-    args.numel = numel;
-    args.param = state.param_.as<float>();
-    args.grad = state.grad_.data();
-    args.exp_avg = state.exp_avg_.data();
-    args.exp_avg_sq = state.exp_avg_sq_.data();
-    args.copy = state.copy_.data();
-    args.copy_type = DType::kBFloat16;
-    args.grad_scale = 0.5f;
-    args.constants = *constants;
+    AdamSpan& span = state.span_;
+    span.numel = numel;
+    span.param = state.param_.as<float>();
+    span.grad = state.grad_.data();
+    span.exp_avg = state.exp_avg_.data();
+    span.exp_avg_sq = state.exp_avg_sq_.data();
+    span.copy = state.copy_.data();
+    span.copy_type = DType::kBFloat16;
     pool.ParallelFor(numel, kLeafNumel, [&state](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const float value = RandomAt(i);
@@ -136,7 +131,7 @@ class State {
     return state;
   }
 
-  const AdamStepArgs& args() const { return args_; }
+  const AdamSpan& span() const { return span_; }
 
  private:
   HostBuffer param_;
@@ -144,52 +139,82 @@ class State {
   HostBuffer exp_avg_;
   HostBuffer exp_avg_sq_;
   HostBuffer copy_;
-  AdamStepArgs args_;
+  AdamSpan span_;
 };
+
+// Elements [offset, offset + numel) of a span.
+AdamSpan Part(const AdamSpan& span, int64_t offset, int64_t numel) {
+  AdamSpan part = span;
+  part.numel = numel;
+  part.param = span.param + offset;
+  part.grad = static_cast<const float*>(span.grad) + offset;
+  part.exp_avg = static_cast<float*>(span.exp_avg) + offset;
+  part.exp_avg_sq = static_cast<float*>(span.exp_avg_sq) + offset;
+  part.copy = static_cast<uint16_t*>(span.copy) + offset;
+  return part;
+}
+
+absl::StatusOr<CpuAdam> MakeAdam(const Kernel& kernel, ThreadPool& pool) {
+  return CpuAdam::Create(kernel, pool, {AdamOptions{}});
+}
+
+absl::Status Step(const CpuAdam& adam, const AdamSpan& span) {
+  return adam.Step(span, /*t=*/100, /*grad_scale=*/0.5f);
+}
 
 // One process of a team. `make` and what it returns run in the child.
 class Stepper {
  public:
   static absl::StatusOr<std::shared_ptr<Stepper>> Create(const Kernel& kernel,
                                                          const Team& team) {
-    auto stepper = std::make_shared<Stepper>(kernel);
     absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
         ThreadPool::Create({team.threads});
     if (!pool.ok()) return pool.status();
-    stepper->pool_ = *std::move(pool);
-    stepper->step_numel_ = std::min(team.numel, kStepNumel * team.threads);
-    absl::StatusOr<State> state =
-        State::Create(*stepper->pool_, team.numel, stepper->step_numel_);
+    absl::StatusOr<CpuAdam> adam = MakeAdam(kernel, **pool);
+    if (!adam.ok()) return adam.status();
+    const int64_t step_numel = std::min(team.numel, kStepNumel * team.threads);
+    absl::StatusOr<State> state = State::Create(**pool, team.numel, step_numel);
     if (!state.ok()) return state.status();
-    stepper->state_ = *std::move(state);
-    return stepper;
+    return std::make_shared<Stepper>(*std::move(pool), *std::move(adam),
+                                     *std::move(state), step_numel);
   }
 
-  explicit Stepper(const Kernel& kernel) : kernel_(kernel) {}
+  Stepper(std::unique_ptr<ThreadPool> pool, CpuAdam adam, State state,
+          int64_t step_numel)
+      : pool_(std::move(pool)),
+        adam_(std::move(adam)),
+        state_(std::move(state)),
+        span_(state_.span()),
+        step_numel_(step_numel) {
+    // A step here is a cut of the step over all of the state, and stores as
+    // that does.
+    if (adam_.StreamsCopy(span_.copy_type, span_.copy_stores, span_.numel)) {
+      span_.copy_stores = CopyStores::kStreaming;
+    }
+  }
 
   // Steps until that time of NowSeconds(), at least once: elements a second.
   absl::StatusOr<double> RunUntil(double deadline) {
-    const AdamStepArgs& args = state_.args();
     const double begin = NowSeconds();
     double now;
     int64_t done = 0;
     do {
-      const int64_t numel = std::min(step_numel_, args.numel - offset_);
-      const absl::Status status =
-          AdamStep(kernel_, *pool_, AdamStepPart(args, offset_, numel));
+      const int64_t numel = std::min(step_numel_, span_.numel - offset_);
+      const absl::Status status = Step(adam_, Part(span_, offset_, numel));
       if (!status.ok()) return status;
       done += numel;
-      offset_ = (offset_ + numel) % args.numel;
+      offset_ = (offset_ + numel) % span_.numel;
       now = NowSeconds();
     } while (now < deadline);
     return static_cast<double>(done) / (now - begin);
   }
 
  private:
-  const Kernel& kernel_;
-  std::unique_ptr<ThreadPool> pool_;
-  State state_;
-  int64_t step_numel_ = 0;
+  const std::unique_ptr<ThreadPool> pool_;
+  const CpuAdam adam_;
+  const State state_;
+  AdamSpan span_;
+  const int64_t step_numel_;
   int64_t offset_ = 0;
 };
 
@@ -263,7 +288,7 @@ absl::StatusOr<std::vector<ProcessesPoint>> MeasureProcesses(
 }
 
 absl::StatusOr<std::vector<ElementsPoint>> MeasureElements(
-    const Kernel& kernel, ThreadPool& one_thread, const State& state,
+    const CpuAdam& one_thread, const AdamSpan& span,
     const ScalingOptions& options) {
   std::vector<int64_t> sizes;
   for (int64_t numel = ScalingOptions::kLeastNumel; numel < options.max_numel;
@@ -278,12 +303,12 @@ absl::StatusOr<std::vector<ElementsPoint>> MeasureElements(
   };
   std::vector<Variant> variants;
   for (const int64_t numel : sizes) {
-    const AdamStepArgs args = AdamStepPart(state.args(), 0, numel);
     variants.push_back(
-        {absl::StrCat(numel, " elements"), [&, args, times = repeats(numel)] {
+        {absl::StrCat(numel, " elements"),
+         [&one_thread, part = Part(span, 0, numel), times = repeats(numel)] {
            absl::Status status;
            for (int64_t i = 0; i < times && status.ok(); ++i) {
-             status = AdamStep(kernel, one_thread, args);
+             status = Step(one_thread, part);
            }
            return status;
          }});
@@ -303,18 +328,18 @@ absl::StatusOr<std::vector<ElementsPoint>> MeasureElements(
 }
 
 absl::StatusOr<std::vector<ThreadsPoint>> MeasureThreads(
-    const Kernel& kernel, const std::vector<std::unique_ptr<ThreadPool>>& pools,
-    const State& state, int64_t rounds) {
+    const std::vector<std::unique_ptr<ThreadPool>>& pools,
+    const std::vector<CpuAdam>& adams, const AdamSpan& span, int64_t rounds) {
   std::vector<Variant> variants;
-  for (const auto& pool : pools) {
-    variants.push_back({absl::StrCat(pool->threads(), " threads"),
-                        [&] { return AdamStep(kernel, *pool, state.args()); }});
+  for (size_t i = 0; i < pools.size(); ++i) {
+    variants.push_back({absl::StrCat(pools[i]->threads(), " threads"),
+                        [&, i] { return Step(adams[i], span); }});
   }
   const auto seconds = MeasureInterleaved(variants, rounds);
   if (!seconds.ok()) return seconds.status();
   std::vector<ThreadsPoint> points;
   for (size_t i = 0; i < pools.size(); ++i) {
-    const double bytes = static_cast<double>(state.args().numel) * kMovedBytes;
+    const double bytes = static_cast<double>(span.numel) * kMovedBytes;
     points.push_back({pools[i]->threads(),
                       bytes / SpreadOf((*seconds)[i]).median / 1e9,
                       RatioOf((*seconds)[0], (*seconds)[i])});
@@ -385,20 +410,29 @@ absl::StatusOr<ScalingReport> MeasureScaling(const Kernel& kernel,
   report.processes = *std::move(processes);
 
   std::vector<std::unique_ptr<ThreadPool>> pools;  // of 1, 2, 4, ...
+  std::vector<CpuAdam> adams;                      // on each
   for (int count = 1;; count = std::min(2 * count, *threads)) {
     absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
         ThreadPool::Create({count});
     if (!pool.ok()) return pool.status();
     pools.push_back(*std::move(pool));
+    absl::StatusOr<CpuAdam> adam = MakeAdam(kernel, *pools.back());
+    if (!adam.ok()) return adam.status();
+    adams.push_back(*std::move(adam));
     if (count == *threads) break;
   }
   const absl::StatusOr<State> state =
       State::Create(*pools.back(), options.max_numel, /*piece_numel=*/0);
   if (!state.ok()) return state.status();
-  auto by_elements = MeasureElements(kernel, *pools.front(), *state, options);
+  const AdamSpan& span = state->span();
+  report.store =
+      adams.front().StreamsCopy(span.copy_type, span.copy_stores, span.numel)
+          ? "streaming"
+          : "ordinary";
+  auto by_elements = MeasureElements(adams.front(), span, options);
   if (!by_elements.ok()) return by_elements.status();
   report.elements = *std::move(by_elements);
-  auto by_threads = MeasureThreads(kernel, pools, *state, options.rounds);
+  auto by_threads = MeasureThreads(pools, adams, span, options.rounds);
   if (!by_threads.ok()) return by_threads.status();
   report.threads = *std::move(by_threads);
   report.pool = MeasurePool(*pools.back(), options.rounds);

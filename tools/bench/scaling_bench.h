@@ -1,5 +1,5 @@
-// How the time of the fused Adam step (fp32 gradients and moments, bf16 copy)
-// goes with the number of elements, of threads and of processes, and what it
+// How the time of CpuAdam's step (fp32 gradients and moments, bf16 copy) goes
+// with the number of elements, of threads and of processes, and what it
 // costs to wake the threads of a pool.
 //
 //   ScalingOptions options;
@@ -14,6 +14,7 @@
 #define ONEPASS_TOOLS_BENCH_SCALING_BENCH_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -71,6 +72,9 @@ struct ScalingReport {
   std::vector<ThreadsPoint> threads;    // 1, 2, 4, ... and the most
   std::vector<ProcessesPoint> processes;
   PoolPoint pool;
+  // How the step over the largest state stores its copy: "ordinary" or
+  // "streaming". That over a smaller one chooses by its own size.
+  std::string store;
 };
 
 // The most that MeasureScaling() takes beside the program, in bytes.

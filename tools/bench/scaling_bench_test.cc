@@ -1,5 +1,6 @@
 #include "tools/bench/scaling_bench.h"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <csignal>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -52,6 +54,7 @@ class OtherStep {
   OtherStep& operator=(const OtherStep&) = delete;
 
   const Kernel& kernel() const { return kernel_; }
+  void set_streams_copies(bool streams) { kernel_.streams_copies = streams; }
 
  private:
   KernelOperations operations_;
@@ -125,6 +128,7 @@ TEST(ScalingBenchTest, MeasuresEachPoint) {
   EXPECT_EQ(report->processes[0].ratio.p10, 1);
   EXPECT_EQ(report->processes[0].ratio.p90, 1);
 
+  EXPECT_EQ(report->store, "ordinary");
   EXPECT_EQ(report->pool.threads, 3);
   ExpectOrdered(report->pool.awake_us);
   ExpectOrdered(report->pool.asleep_us);
@@ -141,6 +145,52 @@ TEST(ScalingBenchTest, StepsOverAllElementsOfNormalNumbers) {
   EXPECT_EQ(stepped, 3 * (kQuarter / 4096 * 4096 + 16384 + 50000) +
                          3 * 3 * int64_t{50000});
   EXPECT_EQ(bad, 0);
+}
+
+// Elements that steps stored ordinarily and streaming, in this process and in
+// its children.
+struct Stored {
+  std::atomic<int64_t> ordinary[2];
+  std::atomic<int64_t> streaming[2];
+};
+Stored* stored = nullptr;
+
+void StoringStep(const AdamStepArgs& args) {
+  auto& of = args.stream_copy ? stored->streaming : stored->ordinary;
+  of[getpid() == test_process ? 0 : 1] += args.numel;
+  AdamStepArgs ordinary = args;
+  ordinary.stream_copy = false;
+  SelectedKernel().operations->adam_step(ordinary);
+}
+
+TEST(ScalingBenchTest, StoresAsTheStepDoes) {
+  void* shared = mmap(nullptr, sizeof(Stored), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  stored = new (shared) Stored{};
+  OtherStep storing(&StoringStep);
+  ScalingOptions options = SmallOptions();
+  // A process takes it in one step that would stream by itself, and a rest.
+  options.max_numel = (int64_t{1} << 20) + 4096;
+  options.threads = 1;
+  options.rounds = 1;
+  for (const bool streams : {false, true}) {
+    storing.set_streams_copies(streams);
+    stored = new (shared) Stored{};
+    const absl::StatusOr<ScalingReport> report =
+        MeasureScaling(storing.kernel(), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->store, streams ? "streaming" : "ordinary");
+    // Of sizes from 4096 on, the last and the one before copy 1 MiB and more.
+    EXPECT_EQ(report->elements.size(), 6u);
+    const int64_t most = report->elements[5].numel + report->elements[4].numel;
+    EXPECT_EQ(stored->streaming[0],
+              streams ? 2 * (most + options.max_numel) : 0);
+    EXPECT_GT(stored->ordinary[0], 0);
+    EXPECT_EQ(stored->streaming[1] > 0, streams);
+    EXPECT_EQ(stored->ordinary[1] > 0, !streams);
+  }
+  EXPECT_EQ(munmap(shared, sizeof(Stored)), 0);
 }
 
 // A step that takes a millisecond, or more, bounds what is said of it: units
