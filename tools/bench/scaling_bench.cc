@@ -86,8 +86,9 @@ struct Team {
 std::vector<Team> Teams(int threads, int64_t max_numel) {
   const int64_t share = std::max<int64_t>(max_numel / threads, 1);
   const int oversubscribed = std::min(threads, kMostOversubscribed);
+  // One thread alone has all elements, too: a share may fit into its cache.
   return {{1, threads, max_numel},
-          {1, 1, share},
+          {1, 1, max_numel},
           {threads, 1, share},
           {oversubscribed, threads,
            std::max<int64_t>(max_numel / oversubscribed, 1)}};
@@ -297,7 +298,8 @@ absl::StatusOr<std::vector<ElementsPoint>> MeasureElements(
     if (numel > options.max_numel / 4) break;
   }
   sizes.push_back(options.max_numel);
-  // Small ones again and again: they are timed from the cache that holds them.
+  // Small ones again and again: those that fit into a cache are timed from
+  // there, and the time is long beside the clock's ticks.
   const auto repeats = [&options](int64_t numel) {
     return std::max<int64_t>(options.max_numel / 4 / numel, 1);
   };

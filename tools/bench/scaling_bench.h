@@ -7,8 +7,11 @@
 //
 // Variants of a section are interleaved round by round in rotated order, after
 // one round that is not counted; spreads are over rounds, ratios those within a
-// round. To add a section: its points in the report, and a function beside
-// those of scaling_bench.cc; what forks comes before what has threads.
+// round. The threads' rows share one state, touched first by the largest pool:
+// on a machine of several memory nodes one thread alone reads from all of them,
+// which slows it and flatters the speed-ups. To add a section: its points in
+// the report, and a function beside those of scaling_bench.cc; what forks comes
+// before what has threads.
 
 #ifndef ONEPASS_TOOLS_BENCH_SCALING_BENCH_H_
 #define ONEPASS_TOOLS_BENCH_SCALING_BENCH_H_
@@ -28,8 +31,8 @@ namespace onepass {
 struct ScalingOptions {
   static constexpr int64_t kLeastNumel = 4096;
 
-  // Elements of the largest state; threads and processes are measured on as
-  // many, all together.
+  // Elements of the largest state; each number of threads is measured on as
+  // many, and so is each of processes, all together.
   int64_t max_numel = int64_t{64} << 20;
   int threads = 0;  // the most; 0: one for each processor allowed
   int64_t rounds = 20;
@@ -50,7 +53,8 @@ struct ThreadsPoint {
   Spread speedup;  // time of one thread / time of these
 };
 
-// Processes that step at the same time, each over a state of its own.
+// Processes that step at the same time, each over a state of its own: one
+// process over ScalingOptions::max_numel elements, several over their share.
 struct ProcessesPoint {
   int processes;
   int threads;      // of each

@@ -262,8 +262,9 @@ TEST(ScalingBenchTest, BytesAreThoseOfTheStates) {
   const absl::StatusOr<int64_t> twice = ScalingBytes(options);
   ASSERT_TRUE(some.ok()) << some.status();
   ASSERT_TRUE(twice.ok()) << twice.status();
-  // One of 2, half of one of 1, 2 of 1, 2 of 2; 18 bytes an element.
-  EXPECT_EQ(*twice - *some, (int64_t{1} << 24) * 18 * 7 / 2);
+  // One process of 2 threads, one of 1, 2 of 1, 2 of 2, each of them over all
+  // elements together; 18 bytes an element.
+  EXPECT_EQ(*twice - *some, (int64_t{1} << 24) * 18 * 4);
 }
 
 TEST(ScalingBenchTest, BadInputIsNamed) {
