@@ -111,13 +111,17 @@ void PrintTable(const ScalingReport& report, const std::string& kernel,
                               ratio(point.speedup), point.gb_per_s,
                               Bar(point.gb_per_s, Fastest(report.threads)));
   }
-  out << absl::StreamFormat("\n%10s  %-24s %8s\n", "processes",
-                            "over the first row", "GB/s");
+  out << absl::StreamFormat("\n%10s  %-24s %8s  %s\n", "processes",
+                            "over the first row", "GB/s", "target");
   for (const ProcessesPoint& point : report.processes) {
     out << absl::StreamFormat(
-        "%10s  %-24s %8.1f  %s\n",
+        "%10s  %-24s %8.1f  %-7s %-7s  %s\n",
         absl::StrCat(point.processes, " x ", point.threads), ratio(point.ratio),
-        point.gb_per_s, Bar(point.gb_per_s, Fastest(report.processes)));
+        point.gb_per_s, point.target,
+        point.target.empty() ? ""
+        : point.reached      ? "reached"
+                             : "MISSED",
+        Bar(point.gb_per_s, Fastest(report.processes)));
   }
   const auto microseconds = [](const Spread& spread) {
     return absl::StrFormat("%.1f us (%.1f to %.1f)", spread.median, spread.p10,

@@ -97,11 +97,14 @@ TEST(BenchScalingCommandTest, TableHasARowAPoint) {
   for (const char* part :
        {"     4096  ", "    16384  ", "     1 x 2  ", "     1 x 1  ",
         "     2 x 1  ", "     2 x 2  ", "  1.00 (1.00 to 1.00)", "GB/s", "#",
-        "ordinary stores", "a pool of 2 threads"}) {
+        "ordinary stores", "  >= 0.90 ", "a pool of 2 threads"}) {
     EXPECT_TRUE(absl::StrContains(result.out, part))
         << "no '" << part << "' in\n"
         << result.out;
   }
+  EXPECT_NE(absl::StrContains(result.out, " reached "),
+            absl::StrContains(result.out, " MISSED "))
+      << result.out;
 }
 
 TEST(BenchScalingCommandTest, BadInputIsNamedBeforeAnyWork) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "dispatch/dtype.h"
 #include "dispatch/host_buffer.h"
 #include "dispatch/operations.h"
@@ -38,6 +39,10 @@ constexpr int64_t kThreadBytes = int64_t{128} << 10;
 // Elements of a thread in one step of a process: long beside the wake-up of its
 // threads, short beside the time that processes run for.
 constexpr int64_t kStepNumel = int64_t{1} << 20;
+
+// What as many processes of one thread as processors reach of one process with
+// as many threads: they do not starve one another.
+constexpr double kLeastAggregate = 0.90;
 
 // More threads than processors are of interest, not the square of them.
 constexpr int kMostOversubscribed = 4;
@@ -281,9 +286,16 @@ absl::StatusOr<std::vector<ProcessesPoint>> MeasureProcesses(
   for (size_t i = 0; i < teams.size(); ++i) {
     // The first round is not counted.
     rates[i].erase(rates[i].begin(), rates[i].end() - options.rounds);
-    points.push_back({teams[i].processes, teams[i].threads,
-                      SpreadOf(rates[i]).median * kMovedBytes / 1e9,
-                      RatioOf(rates[i], rates[0])});
+    ProcessesPoint point;
+    point.processes = teams[i].processes;
+    point.threads = teams[i].threads;
+    point.gb_per_s = SpreadOf(rates[i]).median * kMovedBytes / 1e9;
+    point.ratio = RatioOf(rates[i], rates[0]);
+    if (threads > 1 && point.processes == threads && point.threads == 1) {
+      point.target = absl::StrFormat(">= %.2f", kLeastAggregate);
+      point.reached = point.ratio.median >= kLeastAggregate;
+    }
+    points.push_back(std::move(point));
   }
   return points;
 }

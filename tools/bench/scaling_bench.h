@@ -62,6 +62,10 @@ struct ProcessesPoint {
   // Elements a second of all together / those of one process with one thread
   // for each processor, which is the first point.
   Spread ratio;
+  // ">= 0.90", of the median, where these are as many processes of one thread
+  // as the first point has threads; empty: it is only reported.
+  std::string target;
+  bool reached = false;
 };
 
 // A run of a pool with nothing to do, from call to return.

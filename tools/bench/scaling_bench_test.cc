@@ -122,6 +122,9 @@ TEST(ScalingBenchTest, MeasuresEachPoint) {
     processes.emplace_back(point.processes, point.threads);
     ExpectOrdered(point.ratio);
     EXPECT_GT(point.gb_per_s, 0);
+    const bool aggregate = point.processes == 3 && point.threads == 1;
+    EXPECT_EQ(point.target, aggregate ? ">= 0.90" : "");
+    EXPECT_EQ(point.reached, aggregate && point.ratio.median >= 0.9);
   }
   EXPECT_EQ(processes,
             (std::vector<std::pair<int, int>>{{1, 3}, {1, 1}, {3, 1}, {3, 3}}));
@@ -233,6 +236,9 @@ TEST(ScalingBenchTest, OneThreadIsEnough) {
   EXPECT_EQ(report->elements.size(), 1u);
   EXPECT_EQ(report->threads.size(), 1u);
   EXPECT_EQ(report->processes.size(), 4u);
+  for (const ProcessesPoint& point : report->processes) {
+    EXPECT_EQ(point.target, "") << "one process is no aggregate";
+  }
   EXPECT_EQ(report->pool.threads, 1);
 }
 
