@@ -1,5 +1,6 @@
 #include "tools/bench/forked_worker.h"
 
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -83,6 +84,7 @@ absl::StatusOr<std::unique_ptr<ForkedWorker>> ForkedWorker::Start(
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0) {
     return refused("socket");
   }
+  const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
     const absl::Status status = refused("process");
@@ -92,6 +94,9 @@ absl::StatusOr<std::unique_ptr<ForkedWorker>> ForkedWorker::Start(
   }
   if (pid == 0) {
     close(sockets[0]);
+    // Workers forked later hold copies of the parent's end of this socket, so
+    // its end does not show there.
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(1);
     Serve(sockets[1], prepare);
     // Nothing that is the parent's is flushed or destroyed.
     _exit(0);
@@ -131,7 +136,8 @@ absl::Status ForkedWorker::Ended() {
   int status = 0;
   if (pid_ >= 0) {
     pid_t waited;
-    // It has closed its socket, so it is about to end where it has not yet.
+    // Where it has not ended, it does now: it can read and write nothing more.
+    shutdown(socket_, SHUT_RDWR);
     do {
       waited = waitpid(pid_, &status, 0);
     } while (waited < 0 && errno == EINTR);

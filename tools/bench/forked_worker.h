@@ -10,7 +10,8 @@
 //   ASSIGN_OR_RETURN(double result, worker->Receive());
 //
 // A child of fork() has no thread but the one that called it, so start workers
-// before there are others. Errors are named after the worker.
+// before there are others, from a thread that outlives them: they end with it.
+// Errors are named after the worker.
 
 #ifndef ONEPASS_TOOLS_BENCH_FORKED_WORKER_H_
 #define ONEPASS_TOOLS_BENCH_FORKED_WORKER_H_

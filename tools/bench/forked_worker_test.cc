@@ -1,5 +1,7 @@
 #include "tools/bench/forked_worker.h"
 
+#include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -130,6 +132,53 @@ TEST(ForkedWorkerTest, AnEndIsAnErrorThatSaysHow) {
   EXPECT_EQ(end_with([] { _exit(3); }), "worker ended with status 3");
   EXPECT_EQ(end_with([] { raise(SIGKILL); }),
             absl::StrCat("worker was ended by signal ", SIGKILL));
+}
+
+// The socket that this process would open next.
+int NextSocket() {
+  const int next = dup(STDERR_FILENO);
+  EXPECT_GE(next, 0);
+  close(next);
+  return next;
+}
+
+TEST(ForkedWorkerTest, AWorkerThatCannotBeHeardIsEnded) {
+  const int socket = NextSocket();
+  const auto worker = StartWorker("worker", []() -> absl::StatusOr<Work> {
+    return [](double argument) -> absl::StatusOr<double> { return argument; };
+  });
+  ASSERT_TRUE(worker->AwaitReady().ok());
+  // It lives on and waits for a message.
+  ASSERT_EQ(shutdown(socket, SHUT_RD), 0);
+  EXPECT_EQ(worker->Receive().status(),
+            absl::UnavailableError("worker ended with status 0"));
+}
+
+TEST(ForkedWorkerTest, AllEndWithTheProcessThatStartedThem) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t parent = fork();
+  ASSERT_GE(parent, 0);
+  if (parent == 0) {
+    const auto busy = []() -> absl::StatusOr<Work> {
+      return [](double) -> absl::StatusOr<double> {
+        for (;;) pause();
+      };
+    };
+    const auto first = StartWorker("first", busy);
+    const auto second = StartWorker("second", busy);
+    const bool at_work = first->AwaitReady().ok() && first->Send(1).ok() &&
+                         second->AwaitReady().ok() && second->Send(1).ok();
+    _exit(at_work ? 0 : 1);
+  }
+  close(ends[1]);
+  int status = -1;
+  EXPECT_EQ(waitpid(parent, &status, 0), parent);
+  EXPECT_EQ(status, 0);
+  // Of the pipe the workers have the other end, until both are gone.
+  pollfd end = {ends[0], POLLIN, 0};
+  EXPECT_EQ(poll(&end, 1, /*milliseconds*/ 30000), 1) << "they live on";
+  close(ends[0]);
 }
 
 TEST(ForkedWorkerTest, LeavesNoProcess) {

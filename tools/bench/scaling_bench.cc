@@ -73,10 +73,11 @@ absl::Status Validate(const ScalingOptions& options) {
   return absl::OkStatus();
 }
 
-// The most threads; a pool knows the processors.
+// The most threads. Without a number a pool knows the processors; with one it
+// is not to be made before the memory is known to be there.
 absl::StatusOr<int> MostThreads(const ScalingOptions& options) {
-  absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
-      ThreadPool::Create({options.threads});
+  if (options.threads != 0) return options.threads;
+  absl::StatusOr<std::unique_ptr<ThreadPool>> pool = ThreadPool::Create({});
   if (!pool.ok()) return pool.status();
   return (*pool)->threads();
 }
