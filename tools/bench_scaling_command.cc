@@ -1,6 +1,5 @@
 // onepass bench scaling: the fused step over elements, threads and processes.
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <ostream>
@@ -11,12 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dispatch/kernel.h"
-#include "dispatch/thread_pool.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/measure.h"
 #include "tools/bench/scaling_bench.h"
+#include "tools/bench_report.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/common_flags.h"
 #include "tools/memory.h"
 #include "tools/select_kernel.h"
 
@@ -25,35 +25,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json Of(const Spread& spread) {
-  return {{"median", spread.median}, {"p10", spread.p10}, {"p90", spread.p90}};
-}
-
 void PrintJson(const ScalingReport& report, const std::string& kernel,
                int64_t rounds, std::ostream& out) {
   Json elements = Json::array();
   for (const ElementsPoint& point : report.elements) {
     elements.push_back({{"numel", point.numel},
-                        {"ns_per_element", point.ns_per_element.median},
-                        {"p10", point.ns_per_element.p10},
-                        {"p90", point.ns_per_element.p90},
+                        {"ns_per_element", SpreadJson(point.ns_per_element)},
                         {"gb_per_s", point.gb_per_s}});
   }
   Json threads = Json::array();
   for (const ThreadsPoint& point : report.threads) {
     threads.push_back({{"threads", point.threads},
-                       {"speedup", point.speedup.median},
-                       {"p10", point.speedup.p10},
-                       {"p90", point.speedup.p90},
+                       {"speedup", SpreadJson(point.speedup)},
                        {"gb_per_s", point.gb_per_s}});
   }
   Json processes = Json::array();
   for (const ProcessesPoint& point : report.processes) {
     processes.push_back({{"processes", point.processes},
                          {"threads", point.threads},
-                         {"ratio", point.ratio.median},
-                         {"p10", point.ratio.p10},
-                         {"p90", point.ratio.p90},
+                         {"ratio", SpreadJson(point.ratio)},
                          {"gb_per_s", point.gb_per_s}});
   }
   out << Json{{"kernel", kernel},
@@ -64,65 +54,56 @@ void PrintJson(const ScalingReport& report, const std::string& kernel,
               {"processes", processes},
               {"pool",
                {{"threads", report.pool.threads},
-                {"awake_us", Of(report.pool.awake_us)},
-                {"asleep_us", Of(report.pool.asleep_us)}}}}
+                {"awake_us", SpreadJson(report.pool.awake_us)},
+                {"asleep_us", SpreadJson(report.pool.asleep_us)}}}}
              .dump()
       << "\n";
-}
-
-// `value` of `most` as a bar.
-std::string Bar(double value, double most) {
-  constexpr int kWidth = 40;
-  return std::string(
-      static_cast<size_t>(most > 0 ? kWidth * value / most + 0.5 : 0), '#');
-}
-
-template <typename Point>
-double Fastest(const std::vector<Point>& points) {
-  double most = 0;
-  for (const Point& point : points) most = std::max(most, point.gb_per_s);
-  return most;
 }
 
 void PrintTable(const ScalingReport& report, const std::string& kernel,
                 int64_t rounds, std::ostream& out) {
   out << absl::StreamFormat(
-      "fused Adam step, kernel %s, %s stores over the most elements, %d "
-      "rounds: "
-      "median (p10 to p90)\n\n",
-      kernel, report.store, rounds);
+      "fused Adam step, kernel %s, %d rounds: median (p10 to p90)\n"
+      "%s stores over the most elements\n\n",
+      kernel, rounds, report.store);
   out << absl::StreamFormat("%10s  %-24s %8s\n", "elements",
                             "ns/element, one thread", "GB/s");
+  BarChart elements;
   for (const ElementsPoint& point : report.elements) {
     const Spread& ns = point.ns_per_element;
-    out << absl::StreamFormat(
-        "%10d  %-24s %8.1f  %s\n", point.numel,
-        absl::StrFormat("%.3f (%.3f to %.3f)", ns.median, ns.p10, ns.p90),
-        point.gb_per_s, Bar(point.gb_per_s, Fastest(report.elements)));
+    elements.Add(absl::StrFormat("%10d  %-24s %8.1f", point.numel,
+                                 absl::StrFormat("%.3f (%.3f to %.3f)",
+                                                 ns.median, ns.p10, ns.p90),
+                                 point.gb_per_s),
+                 point.gb_per_s);
   }
+  elements.Print(out);
   const auto ratio = [](const Spread& spread) {
     return absl::StrFormat("%.2f (%.2f to %.2f)", spread.median, spread.p10,
                            spread.p90);
   };
   out << absl::StreamFormat("\n%10s  %-24s %8s\n", "threads", "over one thread",
                             "GB/s");
+  BarChart threads;
   for (const ThreadsPoint& point : report.threads) {
-    out << absl::StreamFormat("%10d  %-24s %8.1f  %s\n", point.threads,
-                              ratio(point.speedup), point.gb_per_s,
-                              Bar(point.gb_per_s, Fastest(report.threads)));
+    threads.Add(absl::StrFormat("%10d  %-24s %8.1f", point.threads,
+                                ratio(point.speedup), point.gb_per_s),
+                point.gb_per_s);
   }
+  threads.Print(out);
   out << absl::StreamFormat("\n%10s  %-24s %8s  %s\n", "processes",
                             "over the first row", "GB/s", "target");
+  BarChart processes;
   for (const ProcessesPoint& point : report.processes) {
-    out << absl::StreamFormat(
-        "%10s  %-24s %8.1f  %-7s %-7s  %s\n",
-        absl::StrCat(point.processes, " x ", point.threads), ratio(point.ratio),
-        point.gb_per_s, point.target,
-        point.target.empty() ? ""
-        : point.reached      ? "reached"
-                             : "MISSED",
-        Bar(point.gb_per_s, Fastest(report.processes)));
+    const char* reached = point.reached ? "reached" : "MISSED";
+    processes.Add(
+        absl::StrFormat("%10s  %-24s %8.1f  %-7s %-7s",
+                        absl::StrCat(point.processes, " x ", point.threads),
+                        ratio(point.ratio), point.gb_per_s, point.target,
+                        point.target.empty() ? "" : reached),
+        point.gb_per_s);
   }
+  processes.Print(out);
   const auto microseconds = [](const Spread& spread) {
     return absl::StrFormat("%.1f us (%.1f to %.1f)", spread.median, spread.p10,
                            spread.p90);
@@ -147,20 +128,14 @@ class BenchScalingCommand : public Command {
               "How often each is measured.");
     flags.Add("max_numel", &options_.max_numel, "elements",
               "Elements of the largest state.");
-    flags.Add("threads", &threads_, "threads",
-              "The most; 0: one for each processor allowed.");
-    flags.Add("kernel", &kernel_, "name",
-              "See 'onepass kernels'. [$ONEPASS_KERNEL, else the best here]");
+    AddThreadsFlag(flags, &threads_);
+    AddKernelFlag(flags, &kernel_);
     flags.Add("json", &json_, "Print one JSON object instead of a table.");
   }
 
   absl::Status Run(std::ostream& out, std::ostream& err) override {
-    // Before it is made an int.
-    if (threads_ < 0 || threads_ > ThreadPool::kMaxThreads) {
-      return absl::InvalidArgumentError(absl::StrCat("--threads is ", threads_,
-                                                     ", expected 0 to ",
-                                                     ThreadPool::kMaxThreads));
-    }
+    const absl::Status threads = CheckThreads(threads_);
+    if (!threads.ok()) return threads;
     options_.threads = static_cast<int>(threads_);
     const absl::StatusOr<KernelChoice> choice = ChooseKernel(kernel_);
     if (!choice.ok()) return choice.status();
@@ -171,8 +146,10 @@ class BenchScalingCommand : public Command {
     const absl::Status fits =
         CheckMemory("bench scaling", *bytes, "lower --max_numel");
     if (!fits.ok()) return fits;
-    err << absl::StreamFormat("takes up to %.0f MiB of memory\n",
-                              static_cast<double>(*bytes) / (1 << 20));
+    err << absl::StreamFormat(
+        "needs %s of memory, to time each state, number of threads and of "
+        "processes in %d rounds\n",
+        FormatBytes(*bytes), options_.rounds);
     err.flush();
     const absl::StatusOr<ScalingReport> report =
         MeasureScaling(kernel, options_);

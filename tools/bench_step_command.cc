@@ -2,24 +2,21 @@
 // ratios of time.
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "dispatch/kernel.h"
 #include "dispatch/thread_pool.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/step_bench.h"
+#include "tools/bench_report.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/common_flags.h"
@@ -28,55 +25,6 @@
 
 namespace onepass {
 namespace {
-
-constexpr size_t kLineWidth = 100;
-constexpr size_t kLongestBar = 40;
-
-std::string FormatBytes(int64_t bytes) {
-  const double mebibytes = static_cast<double>(bytes) / (1 << 20);
-  return mebibytes < 1024 ? absl::StrFormat("%.1f MiB", mebibytes)
-                          : absl::StrFormat("%.1f GiB", mebibytes / 1024);
-}
-
-// Lines of text, each with a bar behind it: that of the largest number fills
-// what the longest text leaves of the width of a line.
-class BarChart {
- public:
-  // `note`, where it is not empty, stands below.
-  void Add(std::string text, double value, absl::string_view note = "") {
-    lines_.push_back({std::move(text), value, std::string(note)});
-  }
-
-  void Print(std::ostream& out) const {
-    size_t longest = 0;
-    double largest = 0;
-    for (const Line& line : lines_) {
-      longest = std::max(longest, line.text.size());
-      if (std::isfinite(line.value)) largest = std::max(largest, line.value);
-    }
-    const size_t left = longest + 2 < kLineWidth ? kLineWidth - longest - 2 : 0;
-    const double width = static_cast<double>(std::min(left, kLongestBar));
-    for (const Line& line : lines_) {
-      const double part = line.value / largest;  // NaN where there is no bar
-      const size_t length =
-          part > 0 && part <= 1 ? static_cast<size_t>(part * width + 0.5) : 0;
-      const std::string text =
-          absl::StrFormat("%-*s  %s", static_cast<int>(longest), line.text,
-                          std::string(length, '#'));
-      out << absl::StripTrailingAsciiWhitespace(text) << "\n";
-      if (!line.note.empty()) out << "    " << line.note << "\n";
-    }
-  }
-
- private:
-  struct Line {
-    std::string text;
-    double value;
-    std::string note;
-  };
-
-  std::vector<Line> lines_;
-};
 
 // What was measured, and on what.
 struct Setting {
@@ -89,9 +37,7 @@ void PrintJson(const Setting& setting, const StepBenchReport& report,
                std::ostream& out) {
   auto ratios = nlohmann::ordered_json::object();
   for (const StepRatio& ratio : report.ratios) {
-    ratios[ratio.name] = {{"median", ratio.spread.median},
-                          {"p10", ratio.spread.p10},
-                          {"p90", ratio.spread.p90}};
+    ratios[ratio.name] = SpreadJson(ratio.spread);
   }
   auto rates = nlohmann::ordered_json::object();
   for (const StepRate& rate : report.rates) rates[rate.variant] = rate.gb_per_s;
