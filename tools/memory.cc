@@ -16,21 +16,44 @@ namespace {
 
 // The number in a file of one; none where there is no such file or number, as
 // in "max".
-std::optional<int64_t> ReadNumber(const char* path) {
+std::optional<int64_t> ReadNumber(const std::string& path) {
   std::ifstream file(path);
   int64_t number;
   if (!(file >> number)) return std::nullopt;
   return number;
 }
 
+// The number behind `name` in a file of lines "name number"; what follows the
+// number on its line is not looked at.
+std::optional<int64_t> ReadNumberOf(const std::string& path,
+                                    const std::string& name) {
+  std::ifstream file(path);
+  std::string of;
+  int64_t number;
+  while (file >> of >> number) {
+    if (of == name) return number;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+std::optional<int64_t> AvailableBytesOfGroup(const std::string& folder) {
+  const auto most = ReadNumber(folder + "/memory.max");
+  const auto taken = ReadNumber(folder + "/memory.current");
+  if (!most || !taken) return std::nullopt;
+  const int64_t reclaimable =
+      ReadNumberOf(folder + "/memory.stat", "inactive_file").value_or(0);
+  // The files are read one after another: they may not agree.
+  return std::max<int64_t>(*most - std::max<int64_t>(*taken - reclaimable, 0),
+                           0);
+}
 
 int64_t AvailableBytes() {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-  int64_t available = kNoLimit;
-  const auto most = ReadNumber("/sys/fs/cgroup/memory.max");
-  const auto taken = ReadNumber("/sys/fs/cgroup/memory.current");
-  if (most && taken) available = std::max<int64_t>(*most - *taken, 0);
+  int64_t available =
+      AvailableBytesOfGroup("/sys/fs/cgroup").value_or(kNoLimit);
   rlimit limit;
   const auto mapped_pages = ReadNumber("/proc/self/statm");
   if (mapped_pages && getrlimit(RLIMIT_AS, &limit) == 0 &&
@@ -40,14 +63,8 @@ int64_t AvailableBytes() {
         available,
         std::max<int64_t>(static_cast<int64_t>(limit.rlim_cur) - mapped, 0));
   }
-  std::ifstream meminfo("/proc/meminfo");
-  std::string name;
-  int64_t kibibytes;
-  while (meminfo >> name >> kibibytes) {
-    if (name == "MemAvailable:") return std::min(available, kibibytes * 1024);
-    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return available;
+  const auto kibibytes = ReadNumberOf("/proc/meminfo", "MemAvailable:");
+  return kibibytes ? std::min(available, *kibibytes * 1024) : available;
 }
 
 absl::Status CheckMemory(absl::string_view what, int64_t needed,

@@ -6,6 +6,8 @@
 #define ONEPASS_TOOLS_MEMORY_H_
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -16,6 +18,11 @@ namespace onepass {
 // the container (cgroup v2) it runs in, and of its own limit (`ulimit -v`).
 // What cannot be read sets no limit.
 int64_t AvailableBytes();
+
+// What the limit of a cgroup (v2) leaves, by the files in its folder. Pages of
+// files that were not used for a while count as left: they give way. None where
+// there is no limit, or none that can be read.
+std::optional<int64_t> AvailableBytesOfGroup(const std::string& folder);
 
 // ResourceExhausted where `needed` bytes are more than AvailableBytes(): "WHAT
 // needs N MiB of memory, N MiB are available; ADVICE".

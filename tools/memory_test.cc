@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <fstream>
 #include <limits>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -31,6 +33,28 @@ TEST(MemoryTest, MoreIsAnErrorThatSaysWhatToDo) {
   EXPECT_TRUE(
       absl::EndsWith(status.message(), " MiB are available; lower --layers"))
       << status;
+}
+
+TEST(MemoryTest, TheLimitOfTheGroupCounts) {
+  const std::string folder = testing::TempDir();
+  const auto available = [&](const char* most, const char* taken,
+                             const char* stat) {
+    std::ofstream(folder + "/memory.max") << most << "\n";
+    std::ofstream(folder + "/memory.current") << taken << "\n";
+    std::ofstream(folder + "/memory.stat") << stat;
+    return AvailableBytesOfGroup(folder);
+  };
+  constexpr char kStat[] =
+      "anon 300\nfile 250\ninactive_anon 7\ninactive_file 200\n"
+      "active_file 50\n";
+  // Pages of files that give way are not taken.
+  EXPECT_EQ(available("1000", "600", kStat), 600);
+  EXPECT_EQ(available("1000", "600", ""), 400);
+  EXPECT_EQ(available("500", "600", ""), 0);
+  EXPECT_EQ(available("1000", "150", kStat), 1000);
+  EXPECT_EQ(available("max", "600", kStat), std::nullopt);
+  EXPECT_EQ(available("1000", "", kStat), std::nullopt);
+  EXPECT_EQ(AvailableBytesOfGroup(folder + "/none"), std::nullopt);
 }
 
 TEST(MemoryTest, TheLimitOfTheProcessCounts) {
