@@ -40,6 +40,7 @@ expect 2 ERR 'unknown subcommand trian; did you mean train?' trian
 expect 2 ERR 'unknown flag --step; did you mean --steps?' train --step 3
 expect 0 OUT 'step' bench --help
 expect 0 OUT '"three_pass/fused"' bench step --json --numel 4096 --rounds 1
+expect 0 OUT '"asleep_us"' bench scaling --json --max_numel 4096 --threads 2 --rounds 1
 expect 2 ERR 'Subcommands' bench # no second word: the group's help
 expect 2 ERR 'unknown subcommand bench stpe; did you mean bench step?' bench stpe
 expect 1 ERR 'no kernel is named avx51' train --kernel avx51
