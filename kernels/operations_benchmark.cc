@@ -38,7 +38,9 @@ void Measure(benchmark::State& state, const MakeWork& make_work,
   const int64_t numel = state.range(0);
   RandomArrays arrays(**pool);
   const Work work = make_work(numel, arrays);
-  if (!arrays.ok()) return state.SkipWithError("no memory for the arrays");
+  if (!arrays.status().ok()) {
+    return state.SkipWithError(arrays.status().ToString().c_str());
+  }
   for (auto _ : state) {
     work();
     benchmark::ClobberMemory();

@@ -62,7 +62,7 @@ AdamSpan MakeSpan(int64_t numel, const Types& types, RandomArrays& arrays) {
 absl::Status MeasureStep(benchmark::State& state, const CpuAdam& adam,
                          AdamSpan span, RandomArrays& arrays) {
   span.copy = arrays.Add(span.copy_type, span.numel);
-  if (!arrays.ok()) return absl::ResourceExhaustedError("no memory for arrays");
+  if (!arrays.status().ok()) return arrays.status();
   for (auto _ : state) {
     absl::Status status = adam.Step(span, kStep, kGradScale);
     if (!status.ok()) return status;
@@ -75,7 +75,7 @@ absl::Status MeasurePieces(benchmark::State& state, const CpuAdam& adam,
                            RandomArrays& arrays) {
   void* const buffers[] = {arrays.Add(span.copy_type, piece_numel),
                            arrays.Add(span.copy_type, piece_numel)};
-  if (!arrays.ok()) return absl::ResourceExhaustedError("no memory for arrays");
+  if (!arrays.status().ok()) return arrays.status();
   int64_t pieces = 0;
   for (auto _ : state) {
     absl::Status status = adam.StepPieces(

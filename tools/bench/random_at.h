@@ -1,5 +1,6 @@
 // Numbers for what is measured: of a fixed sequence, normal, none near the ends
-// of a type.
+// of a type. `onepass bench` and the benchmarks beside the code
+// (tests/random_arrays.h) take theirs from here.
 
 #ifndef ONEPASS_TOOLS_BENCH_RANDOM_AT_H_
 #define ONEPASS_TOOLS_BENCH_RANDOM_AT_H_
@@ -8,7 +9,7 @@
 
 namespace onepass {
 
-// Number i, in +-[0.5, 1.5) (the finalizer of splitmix64, Steele, Lea and Flood
+// Number i, in +-[0.5, 1.5] (the finalizer of splitmix64, Steele, Lea and Flood
 // 2014).
 inline float RandomAt(int64_t i) {
   uint64_t z = (static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15;
