@@ -39,7 +39,10 @@ void RunWhileSpinning(benchmark::State& state) {
 }
 
 // The caller is busy in between, as it is with other work: what is measured
-// beyond the other benchmark is the waking of the workers alone.
+// beyond the other benchmark is the waking of the workers alone, from a
+// processor that never rested. That is not the wake-up of `onepass bench
+// scaling`, whose caller sleeps before each run, as one that waits for a device
+// does: its own processor has rested, too.
 void RunAfterSleep(benchmark::State& state) {
   const std::unique_ptr<ThreadPool> pool = MakePool(state);
   if (pool == nullptr) return;
