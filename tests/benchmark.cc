@@ -18,10 +18,11 @@ namespace {
 
 // Some leaves, and a last one that is short and no multiple of a vector.
 constexpr int64_t kOnceNumel = 2 * kLeafNumel + 77;
-// Its fp32 arrays are of 64 KiB: those of an Adam step lie in the second cache.
+// fp32 arrays of 64 KiB: those of an Adam step lie in the second cache.
 constexpr int64_t kInCacheNumel = int64_t{1} << 14;
-// Of 256 MiB.
-constexpr int64_t kOutOfCacheNumel = int64_t{1} << 26;
+// fp32 arrays of 256 MiB: those of an Adam step are more than caches hold. An
+// L3 of 300 MiB may hold the one or two arrays of another operation.
+constexpr int64_t kLargeNumel = int64_t{1} << 26;
 
 absl::StatusOr<BenchmarkPlan> MakePlan(bool once) {
   BenchmarkPlan plan;
@@ -32,7 +33,7 @@ absl::StatusOr<BenchmarkPlan> MakePlan(bool once) {
     plan.threads = {1, 2};
     return plan;
   }
-  plan.numels = {kInCacheNumel, kOutOfCacheNumel};
+  plan.numels = {kInCacheNumel, kLargeNumel};
   // The pool knows how many processors there are for it.
   absl::StatusOr<std::unique_ptr<ThreadPool>> pool = ThreadPool::Create({});
   if (!pool.ok()) return pool.status();

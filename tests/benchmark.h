@@ -33,8 +33,8 @@ struct BenchmarkPlan {
   bool once = false;
   // All that run here, the best first; the pinned one where one is pinned.
   std::vector<const Kernel*> kernels;
-  // Elements of an array: some that a processor's own cache holds, and more
-  // than all caches do.
+  // Elements of an array, the most last: some that a processor's own cache
+  // holds, and 64Mi, of which arrays of an Adam step are in none.
   std::vector<int64_t> numels;
   // 1, 2, 4, ..., and one for each processor.
   std::vector<int> threads;
