@@ -75,11 +75,27 @@ AdamConstants MakeConstants() {
   return constants;
 }
 
+// What an Adam step does with the copy.
+struct Copy {
+  const char* name;
+  bool written;
+  DType type;
+  bool streamed;
+};
+
+constexpr Copy kCopies[] = {
+    {"none", false, DType::kBFloat16, false},
+    {"bf16", true, DType::kBFloat16, false},
+    {"fp16", true, DType::kFloat16, false},
+    {"bf16_streamed", true, DType::kBFloat16, true},
+};
+
 void RegisterAdamStep(const BenchmarkPlan& plan, const Kernel& kernel,
-                      DType grad, DType moments, const DType* copy) {
+                      DType grad, DType moments, const Copy& copy) {
   if (!kernel.gradient_types.Contains(grad) ||
       !kernel.moment_types.Contains(moments) ||
-      (copy != nullptr && !kernel.copy_types.Contains(*copy))) {
+      (copy.written && !kernel.copy_types.Contains(copy.type)) ||
+      (copy.streamed && !kernel.streams_copies)) {
     return;
   }
   AdamStepArgs args;
@@ -88,24 +104,27 @@ void RegisterAdamStep(const BenchmarkPlan& plan, const Kernel& kernel,
   args.exp_avg_sq_type = moments;
   args.grad_scale = 0.5f;
   args.constants = MakeConstants();
-  const bool copies = copy != nullptr;
-  if (copies) args.copy_type = *copy;
-  Register(
-      plan,
-      absl::StrCat("adam_step/", kernel.name, "/grad:", Name(grad), "/moments:",
-                   Name(moments), "/copy:", copies ? Name(*copy) : "none"),
-      8 + ByteSize(grad) + 4 * ByteSize(moments) +
-          (copies ? ByteSize(*copy) : 0),
-      [&kernel, types = args, copies](int64_t numel, RandomArrays& arrays) {
-        AdamStepArgs args = types;
-        args.numel = numel;
-        args.param = arrays.Add<float>(DType::kFloat32, numel);
-        args.grad = arrays.Add(args.grad_type, numel);
-        args.exp_avg = arrays.Add(args.exp_avg_type, numel);
-        args.exp_avg_sq = arrays.AddPositive(args.exp_avg_sq_type, numel);
-        if (copies) args.copy = arrays.Add(args.copy_type, numel);
-        return [&kernel, args] { kernel.operations->adam_step(args); };
-      });
+  args.copy_type = copy.type;
+  args.stream_copy = copy.streamed;
+  BenchmarkPlan step_plan = plan;
+  // Stores around the caches are for arrays that these do not hold.
+  if (copy.streamed) step_plan.numels = {plan.numels.back()};
+  Register(step_plan,
+           absl::StrCat("adam_step/", kernel.name, "/grad:", Name(grad),
+                        "/moments:", Name(moments), "/copy:", copy.name),
+           8 + ByteSize(grad) + 4 * ByteSize(moments) +
+               (copy.written ? ByteSize(copy.type) : 0),
+           [&kernel, types = args, copies = copy.written](
+               int64_t numel, RandomArrays& arrays) {
+             AdamStepArgs args = types;
+             args.numel = numel;
+             args.param = arrays.Add<float>(DType::kFloat32, numel);
+             args.grad = arrays.Add(args.grad_type, numel);
+             args.exp_avg = arrays.Add(args.exp_avg_type, numel);
+             args.exp_avg_sq = arrays.AddPositive(args.exp_avg_sq_type, numel);
+             if (copies) args.copy = arrays.Add(args.copy_type, numel);
+             return [&kernel, args] { kernel.operations->adam_step(args); };
+           });
 }
 
 // What an accumulation of gradients does with one more term.
@@ -251,18 +270,15 @@ void RegisterJoinRemainder(const BenchmarkPlan& plan, const Kernel& kernel) {
 }
 
 void RegisterAll(const BenchmarkPlan& plan, const Kernel& kernel) {
-  constexpr DType kBFloat16 = DType::kBFloat16;
-  constexpr DType kFloat16 = DType::kFloat16;
-  for (DType grad : kFloat32AndBFloat16) {
+  for (DType grad : kWideTypes) {
     for (DType moments : kFloat32AndBFloat16) {
-      for (const DType* copy :
-           {static_cast<const DType*>(nullptr), &kBFloat16, &kFloat16}) {
+      for (const Copy& copy : kCopies) {
         RegisterAdamStep(plan, kernel, grad, moments, copy);
       }
     }
   }
   for (const Accumulation& accumulation : kAccumulations) {
-    for (DType term : kFloat32AndBFloat16) {
+    for (DType term : kWideTypes) {
       RegisterAccumulate(plan, kernel, accumulation, term);
     }
   }
