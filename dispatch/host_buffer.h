@@ -32,8 +32,8 @@ struct HostBufferOptions {
   bool huge_pages = true;
   // Bytes of one element of the array; workers take ranges of elements.
   int64_t element_bytes = 4;
-  // Elements that one call updates (CpuAdam::StepPieces), which the workers
-  // share; 0: all.
+  // Elements that one call updates, which the workers share: of
+  // CpuAdam::StepPieces its piece_numel, a multiple of block_numel(). 0: all.
   int64_t piece_numel = 0;
 };
 
@@ -70,7 +70,7 @@ class HostBuffer {
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   // Whether the system took the advice to use huge pages. It may still find
-  // none free.
+  // none free, or have them switched off.
   bool huge_pages() const { return huge_pages_; }
 
   template <typename T>

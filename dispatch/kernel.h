@@ -95,9 +95,10 @@ struct AdamStepArgs {
   DType exp_avg_type = DType::kFloat32;
   DType exp_avg_sq_type = DType::kFloat32;
   DType copy_type = DType::kBFloat16;  // of no meaning where copy is null
-  // Asks for stores of the copy that go around the caches, for one that is
-  // larger than they are; a kernel that has none (Kernel::streams_copies)
-  // stores it as ever. The bits are the same.
+  // Asks for stores of the copy that go around the caches (offload/cpu_adam.h
+  // says when that is worth while); a kernel that has none
+  // (KernelOperations::streams_copies) stores it as ever. The bits are the
+  // same.
   bool stream_copy = false;
   float grad_scale = 1;
   AdamConstants constants;
@@ -190,6 +191,8 @@ struct KernelOperations {
   void (*absmax)(const AbsMaxArgs& args);
   void (*split_remainder)(const SplitRemainderArgs& args);
   void (*join_remainder)(const JoinRemainderArgs& args);
+  // Whether AdamStepArgs::stream_copy makes a difference.
+  bool streams_copies = false;
 };
 
 struct Kernel {
@@ -204,8 +207,6 @@ struct Kernel {
   DTypeSet moment_types;    // of adam_step, each moment its own
   DTypeSet copy_types;      // of adam_step; empty where it writes no copies
   const KernelOperations* operations;
-  // Whether AdamStepArgs::stream_copy makes a difference.
-  bool streams_copies = false;
 };
 
 }  // namespace onepass

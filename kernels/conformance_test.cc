@@ -228,7 +228,9 @@ class ConformanceTest : public testing::TestWithParam<const Kernel*> {
     }
     for (int pointer = 0; pointer < pointers; ++pointer) {
       for (int64_t gap : {int64_t{1}, int64_t{3}, int64_t{8}, block - 1}) {
-        for (int64_t n : {block, 3 * block - 1}) {
+        // Less than what an aligned store needs first, and more.
+        for (int64_t n :
+             {int64_t{1}, int64_t{5}, block / 4 + 1, block, 3 * block - 1}) {
           Layout layout = {n, {}};
           layout.gaps[pointer] = gap;
           layouts.push_back(layout);
@@ -268,7 +270,7 @@ TEST_P(ConformanceTest, AdamStep) {
             const DType copy_type =
                 copy_choice % 2 == 0 ? DType::kFloat16 : DType::kBFloat16;
             // Kernels without such stores take the other way again.
-            if (streams && !kernel().streams_copies) continue;
+            if (streams && !tested().streams_copies) continue;
             for (const Layout& layout : Layouts(has_copy ? 5 : 4)) {
               const int64_t n = layout.numel;
               SCOPED_TRACE(testing::Message()

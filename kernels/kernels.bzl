@@ -80,7 +80,7 @@ def kernel_table(name, header, type, symbol, array, entry, target, deps):
 def _compatible(kernel):
     return [] if kernel.cpu == None else [kernel.cpu]
 
-def kernel_objects(name, symbol, header, instance, type, deps, testonly = False):
+def kernel_objects(name, symbol, header, instance, type, deps):
     """Something over traits, an object for each kernel's instruction set.
 
     For each kernel a library `<kernel>_<name>`, whose one symbol is a constant of `type` (in
@@ -94,7 +94,6 @@ def kernel_objects(name, symbol, header, instance, type, deps, testonly = False)
       instance: as in `generic::MakeOperations`.
       type: of the constant.
       deps: libraries that `header` comes from.
-      testonly: as everywhere.
     """
     for kernel in KERNELS:
         capital = kernel.name.capitalize()
@@ -109,7 +108,6 @@ def kernel_objects(name, symbol, header, instance, type, deps, testonly = False)
                 "extern constexpr %s %s = %s<%s>();" % (type, symbol % capital, instance, capital),
                 "}  // namespace onepass",
             ]]) + " > $@",
-            testonly = testonly,
         )
         native.cc_library(
             name = target,
@@ -117,7 +115,6 @@ def kernel_objects(name, symbol, header, instance, type, deps, testonly = False)
             copts = _KERNEL_COPTS + kernel.copts,
             linkstatic = True,
             target_compatible_with = _compatible(kernel),
-            testonly = testonly,
             visibility = ["//visibility:private"],
             deps = ["//kernels:%s_traits" % kernel.name] + deps,
         )

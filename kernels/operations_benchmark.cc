@@ -95,7 +95,7 @@ void RegisterAdamStep(const BenchmarkPlan& plan, const Kernel& kernel,
   if (!kernel.gradient_types.Contains(grad) ||
       !kernel.moment_types.Contains(moments) ||
       (copy.written && !kernel.copy_types.Contains(copy.type)) ||
-      (copy.streamed && !kernel.streams_copies)) {
+      (copy.streamed && !kernel.operations->streams_copies)) {
     return;
   }
   AdamStepArgs args;

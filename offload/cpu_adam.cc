@@ -69,7 +69,7 @@ absl::Status CpuAdam::SetOptions(int group, const AdamOptions& options) {
 
 bool CpuAdam::StreamsCopy(DType copy_type, CopyStores stores,
                           int64_t numel) const {
-  if (!kernel_->streams_copies) return false;
+  if (!kernel_->operations->streams_copies) return false;
   switch (stores) {
     case CopyStores::kAuto:
       return numel >= kStreamedCopyBytes / ByteSize(copy_type);

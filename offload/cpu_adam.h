@@ -90,8 +90,9 @@ class CpuAdam {
   bool copy_supported(DType type) const {
     return kernel_->copy_types.Contains(type);
   }
-  // Whether a copy of `numel` elements (all of a Step(), or those of a piece)
-  // of a span with this copy type and these stores goes around the caches.
+  // Whether a copy of `numel` elements (all of a Step(), or those of a whole
+  // piece; a shorter last one is stored alike) of a span with this copy type
+  // and these stores goes around the caches.
   bool StreamsCopy(DType copy_type, CopyStores stores, int64_t numel) const;
   // Piece sizes are rounded down to a multiple of it, in elements.
   int64_t block_numel() const { return kernel_->operations->block_numel(); }

@@ -739,9 +739,13 @@ TEST_P(CpuAdamTest, IsOnePassOnTheKernelItWasGiven) {
 // Streaming stores are for large copies, where the kernel has them.
 TEST_P(CpuAdamTest, StoresOfCopies) {
   Kernel streams = MakeCountingKernel<3>(kernel(), "streams");
-  streams.streams_copies = true;
+  KernelOperations with_streaming = *streams.operations;
+  with_streaming.streams_copies = true;
+  KernelOperations without_streaming = with_streaming;
+  without_streaming.streams_copies = false;
   Kernel none = streams;
-  none.streams_copies = false;
+  streams.operations = &with_streaming;
+  none.operations = &without_streaming;
   OperationCounter& counts = OperationCounts<3>();
   CpuAdam adam = MakeAdam(streams, *pool_, {{}});
   const int64_t large = kStreamedCopyBytes / 2;

@@ -90,6 +90,13 @@ inline constexpr KernelOperations kOperations = {
     },
 };
 
+// With what is no function, as the base has it.
+template <int slot>
+KernelOperations& Operations() {
+  static KernelOperations operations = kOperations<slot>;
+  return operations;
+}
+
 }  // namespace counting_kernel_internal
 
 // A kernel that does what `base` does, and counts. It has the lowest rank there
@@ -101,7 +108,9 @@ Kernel MakeCountingKernel(const Kernel& base, const char* name) {
   Kernel kernel = base;
   kernel.name = name;
   kernel.rank = [] { return -1000; };
-  kernel.operations = &counting_kernel_internal::kOperations<slot>;
+  KernelOperations& operations = counting_kernel_internal::Operations<slot>();
+  operations.streams_copies = base.operations->streams_copies;
+  kernel.operations = &operations;
   return kernel;
 }
 

@@ -14,7 +14,6 @@ extern const Kernel kAvx2Kernel = {
     kGradientTypes,
     kMomentTypes,
     kCopyTypes,
-    &kAvx2Operations,
-    /*streams_copies=*/true};
+    &kAvx2Operations};
 
 }  // namespace onepass

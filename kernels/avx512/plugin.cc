@@ -14,7 +14,6 @@ extern const Kernel kAvx512Kernel = {
     kGradientTypes,
     kMomentTypes,
     kCopyTypes,
-    &kAvx512Operations,
-    /*streams_copies=*/true};
+    &kAvx512Operations};
 
 }  // namespace onepass

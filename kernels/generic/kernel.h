@@ -38,10 +38,11 @@
 //     StoreUpperU16(uint16_t*, U32, lanes)   the upper 16 bits of each lane
 //     bool kStoresPairs        whether this exists: of all lanes of two vectors
 //     StoreUpperU16(uint16_t*, U32, U32)
-//     bool kStreams            whether these exist: stores of two vectors, to
-//                              an address aligned to what they write, around
-//                              the caches; EndStreaming() after the last makes
-//                              them visible in order
+//     bool kStreams            whether these exist (and kUnroll is 2 or more,
+//                              and kHardwareHalf): stores of two vectors, to an
+//                              address aligned to what they write, around the
+//                              caches; EndStreaming() after the last makes them
+//                              visible in order
 //     StreamUpperU16(uint16_t*, U32, U32)   StreamHalf(uint16_t*, F32, F32)
 //     EndStreaming()
 //   fp32, each rounded once in the environment of the call
@@ -110,6 +111,7 @@ constexpr KernelOperations MakeOperations() {
   operations.absmax = &AbsMax<T>;
   operations.split_remainder = &SplitRemainder<T>;
   operations.join_remainder = &JoinRemainder<T>;
+  operations.streams_copies = T::kStreams;
   return operations;
 }
 

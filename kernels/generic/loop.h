@@ -30,7 +30,8 @@ ONEPASS_INLINE void PrefetchLine(const void* data, int64_t i) {
                :
                : "r"(data), "r"(i), "i"(offset), "i"(size));
 #else
-  __builtin_prefetch(static_cast<const char*>(data) + i * size + offset);
+  __builtin_prefetch(reinterpret_cast<const void*>(
+      reinterpret_cast<uintptr_t>(data) + i * size + offset));
 #endif
 }
 
@@ -98,10 +99,12 @@ ONEPASS_INLINE void ForEachVectorWithCopy(int64_t numel, void* copy,
   if constexpr (streaming) {
     static_assert(T::kStreams && T::kUnroll >= 2);
     // Such stores are of whole, aligned pairs.
-    constexpr int64_t kPair = 2 * T::kLeastLanes;
-    const int64_t ahead = static_cast<int64_t>(
-        reinterpret_cast<uintptr_t>(copy) / sizeof(uint16_t) % kPair);
-    const int64_t unaligned = ahead == 0 ? 0 : kPair - ahead;
+    const int64_t pair_numel = 2 * width;
+    const int64_t ahead =
+        static_cast<int64_t>(reinterpret_cast<uintptr_t>(copy) /
+                             sizeof(uint16_t)) %
+        pair_numel;
+    const int64_t unaligned = ahead == 0 ? 0 : pair_numel - ahead;
     masked(unaligned < numel ? unaligned : numel);
   }
   const int64_t last_turn = numel - T::kUnroll * width;

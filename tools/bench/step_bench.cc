@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dispatch/dtype.h"
@@ -68,7 +70,7 @@ constexpr RatioOfWays kRatios[] = {
     {"twin/fused", "twin", "fused", "the same bytes, and nothing computed",
      0.90, 0},
     {"torch_shape/fused", "torch_shape", "fused",
-     "divides, writes scaled gradients back, casts apart", 1.4, 0},
+     "divides, writes scaled gradients back, casts apart, no prefetch", 1.4, 0},
     {"one_pass_two_div/fused", "one_pass_two_div", "fused",
      "one pass, two divisions, ordinary stores, no prefetch", 1.03, 0},
     {"avx2/avx512", "avx2", "fused", "the step of the AVX2 kernel", 0, 1.25},
@@ -86,6 +88,13 @@ constexpr RatioOfWays kRatios[] = {
     {"subnormal/normal", "subnormal", "fused", "moments of subnormal numbers",
      0, 0},
 };
+
+// Whether advice to use huge pages has an effect on this system.
+bool HugePagesAreOn() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string modes;  // "always [madvise] never"
+  return std::getline(file, modes) && !absl::StrContains(modes, "[never]");
+}
 
 // Large arrays: some bytes of a buffer.
 class Array {
@@ -258,7 +267,7 @@ class StepBench {
          }},
         {"pieces", 30, [this] { return Pieces(); }},
     };
-    if (kernel_.streams_copies) {
+    if (kernel_.operations->streams_copies) {
       const auto with_stores = [this](CopyStores stores) {
         AdamSpan span = state_.Span();
         span.copy_stores = stores;
@@ -288,7 +297,7 @@ class StepBench {
                       }});
     }
     // On other arrays, after all that are on the same.
-    if (state_.param.huge_pages()) {
+    if (state_.param.huge_pages() && HugePagesAreOn()) {
       ways.push_back(
           {"small_pages", 30, [this] { return Fused(small_pages_.Span()); }});
     }

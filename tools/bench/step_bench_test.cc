@@ -61,7 +61,7 @@ TEST_P(StepBenchTest, HasEveryRowThatTheKernelCanMeasure) {
                  "torch_shape",
                  "one_pass_two_div"};
   const Kernel& kernel = *GetParam();
-  if (kernel.streams_copies) {
+  if (kernel.operations->streams_copies) {
     ratios.insert("streaming/ordinary");
     rates.insert({"streaming", "ordinary"});
   }
