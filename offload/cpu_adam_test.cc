@@ -736,63 +736,74 @@ TEST_P(CpuAdamTest, IsOnePassOnTheKernelItWasGiven) {
   EXPECT_EQ(counts.Total(), total + 5) << "another operation ran";
 }
 
-// Streaming stores are for large copies, where the kernel has them.
-TEST_P(CpuAdamTest, StoresOfCopies) {
-  Kernel streams = MakeCountingKernel<3>(kernel(), "streams");
-  KernelOperations with_streaming = *streams.operations;
-  with_streaming.streams_copies = true;
-  KernelOperations without_streaming = with_streaming;
-  without_streaming.streams_copies = false;
-  Kernel none = streams;
-  streams.operations = &with_streaming;
-  none.operations = &without_streaming;
+// Streaming stores are for large copies, where the kernel has them. (That the
+// bits are the same is a matter of kernels/conformance_test.cc.)
+TEST(CpuAdamStoresTest, AreChosenBySizeOrAsAsked) {
+  const auto pool = MakePool(2);
+  Kernel kernel = MakeCountingKernel<3>(ScalarKernel(), "streams");
+  KernelOperations operations = *kernel.operations;
+  operations.streams_copies = true;
+  kernel.operations = &operations;
+  const CpuAdam adam = MakeAdam(kernel, *pool, {{}});
   OperationCounter& counts = OperationCounts<3>();
-  CpuAdam adam = MakeAdam(streams, *pool_, {{}});
+
   const int64_t large = kStreamedCopyBytes / 2;
+  const int64_t most = large + adam.block_numel();
+  std::vector<float> param(most), grad(most), exp_avg(most), exp_avg_sq(most);
+  std::vector<uint16_t> copy(most);
+  AdamSpan span;
+  span.param = param.data();
+  span.grad = grad.data();
+  span.exp_avg = exp_avg.data();
+  span.exp_avg_sq = exp_avg_sq.data();
+
+  // How many calls of the kernel were asked to stream, and how many were not.
+  using Calls = std::pair<int64_t, int64_t>;
+  const auto count = [&](const auto& step) {
+    const int64_t calls = counts.adam_step;
+    const int64_t streaming = counts.adam_step_streaming;
+    EXPECT_TRUE(step().ok());
+    const int64_t streamed = counts.adam_step_streaming - streaming;
+    return Calls(streamed, counts.adam_step - calls - streamed);
+  };
   const struct {
     CopyStores stores;
     int64_t numel;
     bool streaming;
   } cases[] = {{CopyStores::kAuto, large, true},
                {CopyStores::kAuto, large - 1, false},
-               {CopyStores::kStreaming, 1, true},
+               {CopyStores::kStreaming, 2 * kLeafNumel, true},
                {CopyStores::kOrdinary, large, false}};
+  span.copy = copy.data();
   for (const auto& c : cases) {
     SCOPED_TRACE(testing::Message()
                  << static_cast<int>(c.stores) << ", numel " << c.numel);
-    State state(c.numel);
+    operations.streams_copies = false;
+    EXPECT_FALSE(adam.StreamsCopy(kBF16, c.stores, c.numel));
+    operations.streams_copies = true;
     EXPECT_EQ(adam.StreamsCopy(kBF16, c.stores, c.numel), c.streaming);
-    AdamSpan span = state.SpanWithCopy();
+    span.numel = c.numel;
     span.copy_stores = c.stores;
-    const int64_t steps = counts.adam_step;
-    const int64_t streaming = counts.adam_step_streaming;
-    ASSERT_TRUE(adam.Step(span, 1, kScale).ok());
-    EXPECT_EQ(counts.adam_step_streaming - streaming,
-              c.streaming ? counts.adam_step - steps : 0);
-    EXPECT_EQ(state.copy, CastTo(kBF16, state.param, state.numel));
-    EXPECT_FALSE(
-        MakeAdam(none, *pool_, {{}}).StreamsCopy(kBF16, c.stores, c.numel));
+    EXPECT_EQ(count([&] { return adam.Step(span, 1, kScale); }),
+              c.streaming ? Calls(2, 0) : Calls(0, 2));
   }
 
-  // Of pieces it is their size that counts, the same for all of a step.
-  State state(large + adam.block_numel());
-  AdamSpan span = state.Span();
-  Array staging(kBF16, large);
-  const auto streamed = [&](int64_t piece_numel) {
-    const int64_t before = counts.adam_step_streaming;
-    EXPECT_TRUE(
-        adam.StepPieces(
-                span, 1, kScale, piece_numel,
-                [&](const AdamPiece&) -> absl::StatusOr<void*> {
-                  return staging.data();
-                },
-                [](const AdamPiece&, void*) { return absl::OkStatus(); })
-            .ok());
-    return counts.adam_step_streaming - before;
+  // Of pieces it is their size that counts, for a short last one too.
+  span.numel = most;
+  span.copy = nullptr;
+  span.copy_stores = CopyStores::kAuto;
+  const auto pieces = [&](int64_t piece_numel) {
+    return count([&] {
+      return adam.StepPieces(
+          span, 1, kScale, piece_numel,
+          [&](const AdamPiece&) -> absl::StatusOr<void*> {
+            return copy.data();
+          },
+          [](const AdamPiece&, void*) { return absl::OkStatus(); });
+    });
   };
-  EXPECT_EQ(streamed(large / 2), 0);
-  // The last piece, of a block, too.
-  EXPECT_EQ(streamed(large), pool_->threads() + 1);
+  EXPECT_EQ(pieces(large), Calls(3, 0));
+  EXPECT_EQ(pieces(large / 2), Calls(0, 5));
 }
 
 TEST_P(CpuAdamTest, NothingIsAllocated) {

@@ -26,11 +26,8 @@ std::unique_ptr<Command> NewVerifyCommand(std::string golden);
 
 // In the order of the help.
 inline constexpr CommandFactory kCommands[] = {
-    &NewKernelsCommand,
-    &NewVerifyCommand,
-    &NewTrainCommand,
-    &NewBenchStepCommand,
-    &NewBenchScalingCommand,
+    &NewKernelsCommand,   &NewVerifyCommand,       &NewTrainCommand,
+    &NewBenchStepCommand, &NewBenchScalingCommand,
 };
 
 inline constexpr CommandGroup kCommandGroups[] = {

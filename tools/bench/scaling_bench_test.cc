@@ -54,7 +54,9 @@ class OtherStep {
   OtherStep& operator=(const OtherStep&) = delete;
 
   const Kernel& kernel() const { return kernel_; }
-  void set_streams_copies(bool streams) { kernel_.streams_copies = streams; }
+  void set_streams_copies(bool streams) {
+    operations_.streams_copies = streams;
+  }
 
  private:
   KernelOperations operations_;
