@@ -15,7 +15,9 @@ namespace onepass {
 namespace {
 
 // Looks this many times before sleeping: some ten microseconds where a pause
-// takes 140 cycles, about what waking a sleeper costs.
+// takes 140 cycles, enough from one piece of a step to the next. Waking a
+// sleeper costs some 50 more (docs/performance.md), but to spin for as long
+// would take the processor from others that share it.
 constexpr int kSpins = 200;
 
 // The pools whose work this thread is doing now, innermost first. Frames live
