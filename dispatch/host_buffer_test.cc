@@ -136,10 +136,9 @@ TEST(HostBufferTest, HugePagesAreAskedForWhereTheyFit) {
   EXPECT_FALSE(MakeBuffer(*pool, 8 * kHuge, usual).huge_pages());
   EXPECT_FALSE(MakeBuffer(*pool, kHuge - 4).huge_pages());
   // A system without them refuses the advice.
-  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
-    GTEST_SKIP() << "no huge pages here";
-  }
-  EXPECT_TRUE(MakeBuffer(*pool, kHuge).huge_pages());
+  const bool exist =
+      std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled").good();
+  EXPECT_EQ(MakeBuffer(*pool, kHuge).huge_pages(), exist);
 }
 
 TEST(HostBufferTest, BadInputIsNamed) {
@@ -359,14 +358,22 @@ TEST_F(FaultTest, CreateTakesThoseOfEachRangeOnItsWorker) {
     MakeBuffer(*pool, 8 * kLeafNumel * kElement, options);
     for (int64_t leaves : {1, 2, 4, 5}) {
       const int64_t numel = leaves * kLeafNumel;
-      std::vector<int64_t> before = Faults(*pool);
-      const HostBuffer buffer = MakeBuffer(*pool, numel * kElement, options);
-      const std::vector<int64_t> after = Faults(*pool);
+      // The system's own (balancing of memory between nodes) come seldom.
+      std::vector<int64_t> least(threads, std::numeric_limits<int64_t>::max());
+      for (int attempt = 0; attempt < 5; ++attempt) {
+        const std::vector<int64_t> before = Faults(*pool);
+        const HostBuffer buffer = MakeBuffer(*pool, numel * kElement, options);
+        const std::vector<int64_t> after = Faults(*pool);
+        for (int worker = 0; worker < threads; ++worker) {
+          least[worker] =
+              std::min(least[worker], after[worker] - before[worker]);
+        }
+      }
       for (int worker = 0; worker < threads; ++worker) {
         const int64_t own =
             leaf * (leaves / threads + (worker < leaves % threads ? 1 : 0));
-        EXPECT_GE(after[worker] - before[worker], own) << leaves;
-        EXPECT_LE(after[worker] - before[worker], own + kOthers) << leaves;
+        EXPECT_GE(least[worker], own) << leaves;
+        EXPECT_LE(least[worker], own + kOthers) << leaves;
       }
     }
   }

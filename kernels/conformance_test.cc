@@ -269,7 +269,7 @@ TEST_P(ConformanceTest, AdamStep) {
             const bool streams = copy_choice > 2;
             const DType copy_type =
                 copy_choice % 2 == 0 ? DType::kFloat16 : DType::kBFloat16;
-            // Kernels without such stores take the other way again.
+            // Kernels without such stores would take the other way again.
             if (streams && !tested().streams_copies) continue;
             for (const Layout& layout : Layouts(has_copy ? 5 : 4)) {
               const int64_t n = layout.numel;

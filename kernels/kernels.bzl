@@ -133,7 +133,7 @@ def kernel_objects(name, symbol, header, instance, type, deps):
         )
 
 def kernel_plugins():
-    """Targets //kernels:<name> (a plugin), <name>_kernel (its code) and table.cc (all of them)."""
+    """Targets //kernels:<name> (a plugin), <name>_traits, <name>_kernel (its code), and :table (all plugins)."""
     for kernel in KERNELS:
         native.cc_library(
             name = kernel.name + "_traits",

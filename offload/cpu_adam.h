@@ -39,8 +39,7 @@ namespace onepass {
 // caches; the bits are the same.
 enum class CopyStores : uint8_t {
   // Streaming for a copy of at least kStreamedCopyBytes, of a whole Step() or
-  // of
-  // a piece of StepPieces(): it would push other state out of the caches.
+  // of a piece of StepPieces(): it would push other state out of the caches.
   kAuto,
   kOrdinary,
   // Ordinary where the kernel has no others.

@@ -200,9 +200,11 @@ class Stepper {
     }
   }
 
-  // Steps until that time of NowSeconds(), at least once: elements a second.
-  absl::StatusOr<double> RunUntil(double deadline) {
-    const double begin = NowSeconds();
+  // Steps until that time of NowSeconds(), at least once: elements a second,
+  // since the beginning of that slice of time. One that is let run late has
+  // less of it.
+  absl::StatusOr<double> RunUntil(double deadline, double slice_s) {
+    const double begin = deadline - slice_s;
     double now;
     int64_t done = 0;
     do {
@@ -243,8 +245,9 @@ absl::StatusOr<std::vector<ProcessesPoint>> MeasureProcesses(
                 absl::StatusOr<std::shared_ptr<Stepper>> stepper =
                     Stepper::Create(kernel, team);
                 if (!stepper.ok()) return stepper.status();
-                return [stepper = *std::move(stepper)](double deadline) {
-                  return stepper->RunUntil(deadline);
+                return [stepper = *std::move(stepper),
+                        slice_s = options.slice_s](double deadline) {
+                  return stepper->RunUntil(deadline, slice_s);
                 };
               });
       if (!worker.ok()) return worker.status();

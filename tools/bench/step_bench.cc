@@ -85,8 +85,8 @@ constexpr RatioOfWays kRatios[] = {
     {"huge_pages/small_pages", "fused", "small_pages", "pages of 2 MiB", 0, 0},
     {"equal_bases/bases_apart", "equal_bases", "fused",
      "all arrays begin at one offset of a page", 0, 0},
-    {"subnormal/normal", "subnormal", "fused", "moments of subnormal numbers",
-     0, 0},
+    {"subnormal/normal", "subnormal", "fused",
+     "gradients and moments of subnormal numbers", 0, 0},
 };
 
 // Whether advice to use huge pages has an effect on this system.
