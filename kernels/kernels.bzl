@@ -13,17 +13,19 @@ KERNELS = [
     struct(name = "scalar", cpu = None, copts = []),
 ]
 
-# Beside the flags of the instruction set. Optimised in every build but a debug one: a dependent that
-# does not say so would run its step unoptimised. No exceptions: their handling leaves a weak symbol
-# in the object. No errno: a square root is an instruction, not a call. No vectorising by the
-# compiler: the vectors are written down, and the scalar kernel is to be what its name says. (After the
-# level of optimisation, which turns it on again for clang. g++ has one flag for loops and straight
-# code, clang another for the latter.)
+# Beside the flags of the instruction set. Optimised in every build but a debug or address-sanitized
+# one: a dependent that does not say so would run its step unoptimised. No exceptions: their handling
+# leaves a weak symbol in the object. No errno: a square root is an instruction, not a call. No
+# vectorising by the compiler: the vectors are written down, and the scalar kernel is to be what its
+# name says. (After the level of optimisation, which turns it on again for clang. g++ has one flag for
+# loops and straight code, clang another for the latter.)
 _KERNEL_COPTS = NUMERICS_COPTS + [
     "-fno-exceptions",
     "-fno-math-errno",
 ] + select({
     "//kernels:debug": [],
+    # At the level of its config: with a check of every load and store, -O3 takes long to compile.
+    "//kernels:address_sanitizer": [],
     "//conditions:default": ["-O3"],
 }) + ["-fno-tree-vectorize"] + select({
     "//kernels:clang": ["-fno-slp-vectorize"],
