@@ -56,9 +56,11 @@ void Pause() {
 #endif
 }
 
-// Processors in the affinity mask of the calling thread. Doubles the mask until
-// the kernel's fits: cpu_set_t ends at 1024 processors.
-int AllowedProcessors() {
+}  // namespace
+
+int ThreadPool::AllowedProcessors() {
+  // Doubles the mask until the kernel's fits: cpu_set_t ends at 1024
+  // processors.
   for (int processors = 1024; processors <= (1 << 20); processors *= 2) {
     cpu_set_t* mask = CPU_ALLOC(processors);
     if (mask == nullptr) return 1;
@@ -71,8 +73,6 @@ int AllowedProcessors() {
   }
   return 1;
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(
     const ThreadPoolOptions& options) {

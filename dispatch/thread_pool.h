@@ -38,6 +38,10 @@ class ThreadPool {
   // Upper bound of ThreadPoolOptions::threads.
   static constexpr int kMaxThreads = 4096;
 
+  // Processors in the affinity mask of the calling thread: the workers of a
+  // pool that it creates with 0 threads.
+  static int AllowedProcessors();
+
   // InvalidArgument: threads below 0 or above kMaxThreads. ResourceExhausted:
   // the system refused a thread; those started before are joined.
   static absl::StatusOr<std::unique_ptr<ThreadPool>> Create(

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <iostream>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "benchmark/benchmark.h"
 #include "dispatch/thread_pool.h"
@@ -24,7 +22,7 @@ constexpr int64_t kInCacheNumel = int64_t{1} << 14;
 // L3 of 300 MiB may hold the one or two arrays of another operation.
 constexpr int64_t kLargeNumel = int64_t{1} << 26;
 
-absl::StatusOr<BenchmarkPlan> MakePlan(bool once) {
+BenchmarkPlan MakePlan(bool once) {
   BenchmarkPlan plan;
   plan.once = once;
   plan.kernels = RunnableKernels();
@@ -34,10 +32,7 @@ absl::StatusOr<BenchmarkPlan> MakePlan(bool once) {
     return plan;
   }
   plan.numels = {kInCacheNumel, kLargeNumel};
-  // The pool knows how many processors there are for it.
-  absl::StatusOr<std::unique_ptr<ThreadPool>> pool = ThreadPool::Create({});
-  if (!pool.ok()) return pool.status();
-  const int processors = (*pool)->threads();
+  const int processors = ThreadPool::AllowedProcessors();
   for (int threads = 1; threads < processors; threads *= 2) {
     plan.threads.push_back(threads);
   }
@@ -100,9 +95,7 @@ int Main(int argc, char** argv) {
     std::cout << "SKIPPED: " << reason << std::endl;
     return 0;
   }
-  absl::StatusOr<BenchmarkPlan> plan = MakePlan(once);
-  if (!plan.ok()) return Fail(std::string(plan.status().message()));
-  RegisterBenchmarks(*plan);
+  RegisterBenchmarks(MakePlan(once));
 
   CountingReporter reporter(*benchmark::CreateDefaultDisplayReporter());
   if (benchmark::RunSpecifiedBenchmarks(&reporter) == 0) {

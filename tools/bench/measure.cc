@@ -12,12 +12,6 @@
 namespace onepass {
 namespace {
 
-double MonotonicSeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 absl::Status NameError(const Variant& variant, const absl::Status& status) {
   if (status.ok()) return status;
   return absl::Status(status.code(),
@@ -46,6 +40,12 @@ double Quantile(const std::vector<double>& sorted, double q) {
 }
 
 }  // namespace
+
+double MonotonicSeconds() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 absl::StatusOr<Timings> MeasureInterleaved(const std::vector<Variant>& variants,
                                            int64_t rounds) {

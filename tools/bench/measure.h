@@ -26,6 +26,9 @@
 
 namespace onepass {
 
+// Since some moment, by the clock that all processes of the machine share.
+double MonotonicSeconds();
+
 // One way to do what is measured.
 struct Variant {
   std::string name;

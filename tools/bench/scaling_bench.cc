@@ -12,23 +12,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dispatch/dtype.h"
-#include "dispatch/host_buffer.h"
-#include "dispatch/operations.h"
 #include "dispatch/thread_pool.h"
 #include "offload/adam_options.h"
 #include "offload/cpu_adam.h"
+#include "tools/bench/adam_state.h"
 #include "tools/bench/forked_worker.h"
-#include "tools/bench/random_at.h"
 
 namespace onepass {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Of one element: param, grad, exp_avg and exp_avg_sq in fp32, the copy in 16
-// bits. All but the gradient are written, all but the copy are read.
-constexpr int64_t kStateBytes = 4 + 4 + 4 + 4 + 2;
-constexpr int64_t kMovedBytes = 4 + 4 + 4 + 4 + 4 + 4 + 4 + 2;
 
 // A process takes this much beside its state, and that much for each of its
 // threads, at most: copies of the parent's pages that it writes to, page
@@ -46,10 +39,6 @@ constexpr double kLeastAggregate = 0.90;
 
 // More threads than processors are of interest, not the square of them.
 constexpr int kMostOversubscribed = 4;
-
-double NowSeconds() {
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
 
 absl::Status Validate(const ScalingOptions& options) {
   if (options.max_numel < ScalingOptions::kLeastNumel) {
@@ -73,13 +62,9 @@ absl::Status Validate(const ScalingOptions& options) {
   return absl::OkStatus();
 }
 
-// The most threads. Without a number a pool knows the processors; with one it
-// is not to be made before the memory is known to be there.
-absl::StatusOr<int> MostThreads(const ScalingOptions& options) {
-  if (options.threads != 0) return options.threads;
-  absl::StatusOr<std::unique_ptr<ThreadPool>> pool = ThreadPool::Create({});
-  if (!pool.ok()) return pool.status();
-  return (*pool)->threads();
+int MostThreads(const ScalingOptions& options) {
+  return options.threads == 0 ? ThreadPool::AllowedProcessors()
+                              : options.threads;
 }
 
 // Some processes, which run at the same time.
@@ -99,55 +84,6 @@ std::vector<Team> Teams(int threads, int64_t max_numel) {
           {oversubscribed, threads,
            std::max<int64_t>(max_numel / oversubscribed, 1)}};
 }
-
-// What a step works on: random, and nothing near the subnormals, however many
-// steps there are.
-class State {
- public:
-  static absl::StatusOr<State> Create(ThreadPool& pool, int64_t numel,
-                                      int64_t piece_numel) {
-    State state;
-    for (HostBuffer* buffer : {&state.param_, &state.grad_, &state.exp_avg_,
-                               &state.exp_avg_sq_, &state.copy_}) {
-      HostBufferOptions options;
-      options.element_bytes =
-          ByteSize(buffer == &state.copy_ ? DType::kBFloat16 : DType::kFloat32);
-      options.piece_numel = piece_numel;
-      absl::StatusOr<HostBuffer> made =
-          HostBuffer::Create(pool, numel * options.element_bytes, options);
-      if (!made.ok()) return made.status();
-      *buffer = *std::move(made);
-    }
-    AdamSpan& span = state.span_;
-    span.numel = numel;
-    span.param = state.param_.as<float>();
-    span.grad = state.grad_.data();
-    span.exp_avg = state.exp_avg_.data();
-    span.exp_avg_sq = state.exp_avg_sq_.data();
-    span.copy = state.copy_.data();
-    span.copy_type = DType::kBFloat16;
-    pool.ParallelFor(numel, kLeafNumel, [&state](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const float value = RandomAt(i);
-        state.param_.as<float>()[i] = value;
-        state.grad_.as<float>()[i] = 0.01f * value;
-        state.exp_avg_.as<float>()[i] = 0.005f * value;
-        state.exp_avg_sq_.as<float>()[i] = 1e-4f * value * value;
-      }
-    });
-    return state;
-  }
-
-  const AdamSpan& span() const { return span_; }
-
- private:
-  HostBuffer param_;
-  HostBuffer grad_;
-  HostBuffer exp_avg_;
-  HostBuffer exp_avg_sq_;
-  HostBuffer copy_;
-  AdamSpan span_;
-};
 
 // Elements [offset, offset + numel) of a span.
 AdamSpan Part(const AdamSpan& span, int64_t offset, int64_t numel) {
@@ -180,18 +116,22 @@ class Stepper {
     absl::StatusOr<CpuAdam> adam = MakeAdam(kernel, **pool);
     if (!adam.ok()) return adam.status();
     const int64_t step_numel = std::min(team.numel, kStepNumel * team.threads);
-    absl::StatusOr<State> state = State::Create(**pool, team.numel, step_numel);
+    AdamStateOptions options;
+    options.equal_bases = true;
+    options.piece_numel = step_numel;
+    absl::StatusOr<AdamState> state =
+        AdamState::Create(**pool, team.numel, options);
     if (!state.ok()) return state.status();
     return std::make_shared<Stepper>(*std::move(pool), *std::move(adam),
                                      *std::move(state), step_numel);
   }
 
-  Stepper(std::unique_ptr<ThreadPool> pool, CpuAdam adam, State state,
+  Stepper(std::unique_ptr<ThreadPool> pool, CpuAdam adam, AdamState state,
           int64_t step_numel)
       : pool_(std::move(pool)),
         adam_(std::move(adam)),
         state_(std::move(state)),
-        span_(state_.span()),
+        span_(state_.Span()),
         step_numel_(step_numel) {
     // A step here is a cut of the step over all of the state, and stores as
     // that does.
@@ -200,9 +140,9 @@ class Stepper {
     }
   }
 
-  // Steps until that time of NowSeconds(), at least once: elements a second,
-  // since the beginning of that slice of time. One that is let run late has
-  // less of it.
+  // Steps until that time of MonotonicSeconds(), at least once: elements a
+  // second, since the beginning of that slice of time. One that is let run late
+  // has less of it.
   absl::StatusOr<double> RunUntil(double deadline, double slice_s) {
     const double begin = deadline - slice_s;
     double now;
@@ -213,7 +153,7 @@ class Stepper {
       if (!status.ok()) return status;
       done += numel;
       offset_ = (offset_ + numel) % span_.numel;
-      now = NowSeconds();
+      now = MonotonicSeconds();
     } while (now < deadline);
     return static_cast<double>(done) / (now - begin);
   }
@@ -221,7 +161,7 @@ class Stepper {
  private:
   const std::unique_ptr<ThreadPool> pool_;
   const CpuAdam adam_;
-  const State state_;
+  const AdamState state_;
   AdamSpan span_;
   const int64_t step_numel_;
   int64_t offset_ = 0;
@@ -268,7 +208,7 @@ absl::StatusOr<std::vector<ProcessesPoint>> MeasureProcesses(
   for (size_t i = 0; i < teams.size(); ++i) {
     variants.push_back(
         {"processes", [&, i]() -> absl::Status {
-           const double deadline = NowSeconds() + options.slice_s;
+           const double deadline = MonotonicSeconds() + options.slice_s;
            for (const auto& worker : workers[i]) {
              if (absl::Status status = worker->Send(deadline); !status.ok()) {
                return status;
@@ -293,7 +233,7 @@ absl::StatusOr<std::vector<ProcessesPoint>> MeasureProcesses(
     ProcessesPoint point;
     point.processes = teams[i].processes;
     point.threads = teams[i].threads;
-    point.gb_per_s = SpreadOf(rates[i]).median * kMovedBytes / 1e9;
+    point.gb_per_s = SpreadOf(rates[i]).median * AdamState::kMovedBytes / 1e9;
     point.ratio = RatioOf(rates[i], rates[0]);
     if (threads > 1 && point.processes == threads && point.threads == 1) {
       point.target = absl::StrFormat(">= %.2f", kLeastAggregate);
@@ -340,7 +280,8 @@ absl::StatusOr<std::vector<ElementsPoint>> MeasureElements(
         static_cast<double>(sizes[i]) * static_cast<double>(repeats(sizes[i]));
     for (double& value : ns) value *= 1e9 / elements;
     const Spread spread = SpreadOf(std::move(ns));
-    points.push_back({sizes[i], spread, kMovedBytes / spread.median});
+    points.push_back(
+        {sizes[i], spread, AdamState::kMovedBytes / spread.median});
   }
   return points;
 }
@@ -357,7 +298,8 @@ absl::StatusOr<std::vector<ThreadsPoint>> MeasureThreads(
   if (!seconds.ok()) return seconds.status();
   std::vector<ThreadsPoint> points;
   for (size_t i = 0; i < pools.size(); ++i) {
-    const double bytes = static_cast<double>(span.numel) * kMovedBytes;
+    const double bytes =
+        static_cast<double>(span.numel) * AdamState::kMovedBytes;
     points.push_back({pools[i]->threads(),
                       bytes / SpreadOf((*seconds)[i]).median / 1e9,
                       RatioOf((*seconds)[0], (*seconds)[i])});
@@ -391,14 +333,13 @@ PoolPoint MeasurePool(ThreadPool& pool, int64_t rounds) {
 
 absl::StatusOr<int64_t> ScalingBytes(const ScalingOptions& options) {
   if (absl::Status status = Validate(options); !status.ok()) return status;
-  const absl::StatusOr<int> threads = MostThreads(options);
-  if (!threads.ok()) return threads.status();
+  const int threads = MostThreads(options);
   // Processes, which come first and end before the rest begins, take most.
   int64_t bytes = 0;
-  for (const Team& team : Teams(*threads, options.max_numel)) {
+  for (const Team& team : Teams(threads, options.max_numel)) {
     int64_t state;
     // State, and the rest of a page at the end of each of its arrays.
-    if (__builtin_mul_overflow(team.numel, kStateBytes, &state) ||
+    if (__builtin_mul_overflow(team.numel, AdamState::kElementBytes, &state) ||
         __builtin_add_overflow(
             state, kProcessBytes + team.threads * kThreadBytes, &state) ||
         __builtin_mul_overflow(state, int64_t{team.processes}, &state) ||
@@ -419,17 +360,16 @@ absl::StatusOr<ScalingReport> MeasureScaling(const Kernel& kernel,
     return absl::FailedPreconditionError(
         absl::StrCat("kernel ", kernel.name, " writes no bf16 copies"));
   }
-  const absl::StatusOr<int> threads = MostThreads(options);
-  if (!threads.ok()) return threads.status();
+  const int threads = MostThreads(options);
   ScalingReport report;
   // First: there are no threads yet.
-  auto processes = MeasureProcesses(kernel, options, *threads);
+  auto processes = MeasureProcesses(kernel, options, threads);
   if (!processes.ok()) return processes.status();
   report.processes = *std::move(processes);
 
   std::vector<std::unique_ptr<ThreadPool>> pools;  // of 1, 2, 4, ...
   std::vector<CpuAdam> adams;                      // on each
-  for (int count = 1;; count = std::min(2 * count, *threads)) {
+  for (int count = 1;; count = std::min(2 * count, threads)) {
     absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
         ThreadPool::Create({count});
     if (!pool.ok()) return pool.status();
@@ -437,12 +377,14 @@ absl::StatusOr<ScalingReport> MeasureScaling(const Kernel& kernel,
     absl::StatusOr<CpuAdam> adam = MakeAdam(kernel, *pools.back());
     if (!adam.ok()) return adam.status();
     adams.push_back(*std::move(adam));
-    if (count == *threads) break;
+    if (count == threads) break;
   }
-  const absl::StatusOr<State> state =
-      State::Create(*pools.back(), options.max_numel, /*piece_numel=*/0);
+  AdamStateOptions state_options;
+  state_options.equal_bases = true;
+  const absl::StatusOr<AdamState> state =
+      AdamState::Create(*pools.back(), options.max_numel, state_options);
   if (!state.ok()) return state.status();
-  const AdamSpan& span = state->span();
+  const AdamSpan span = state->Span();
   report.store =
       adams.front().StreamsCopy(span.copy_type, span.copy_stores, span.numel)
           ? "streaming"

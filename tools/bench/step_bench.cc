@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -22,8 +21,8 @@
 #include "dispatch/operations.h"
 #include "offload/adam_options.h"
 #include "offload/cpu_adam.h"
+#include "tools/bench/adam_state.h"
 #include "tools/bench/peers.h"
-#include "tools/bench/random_at.h"
 
 namespace onepass {
 namespace {
@@ -32,8 +31,6 @@ namespace {
 constexpr int64_t kPieceNumel = 512 << 10;
 constexpr int64_t kStagingBuffers = 2;
 
-// Bytes an element of one state: four fp32 arrays and the copy.
-constexpr int64_t kStateBytes = 4 * 4 + 2;
 // Of the bf16 gradient and moments beside the first state, and of the fresh
 // buffer.
 constexpr int64_t kBFloat16Bytes = 3 * 2;
@@ -41,7 +38,7 @@ constexpr int64_t kFreshBytes = 2;
 constexpr int64_t kStates = 4;
 // What arrays begin beyond a multiple of their pages, and are rounded up by.
 constexpr int64_t kSlackBytes = HostBuffer::kHugePageBytes;
-constexpr int64_t kArrays = 5 * kStates + 3 + kStagingBuffers;
+constexpr int64_t kArrays = AdamState::kArrays * kStates + 3 + kStagingBuffers;
 
 // What passes scale gradients by in place, in turns: they stay what they were,
 // nearly.
@@ -96,110 +93,6 @@ bool HugePagesAreOn() {
   return std::getline(file, modes) && !absl::StrContains(modes, "[never]");
 }
 
-// Large arrays: some bytes of a buffer.
-class Array {
- public:
-  static absl::StatusOr<Array> Create(ThreadPool& pool, DType type,
-                                      int64_t numel, int64_t offset,
-                                      bool huge_pages = true) {
-    HostBufferOptions options;
-    options.huge_pages = huge_pages;
-    options.element_bytes = ByteSize(type);
-    absl::StatusOr<HostBuffer> buffer = HostBuffer::Create(
-        pool, numel * options.element_bytes + offset, options);
-    if (!buffer.ok()) return buffer.status();
-    Array array;
-    array.buffer_ = *std::move(buffer);
-    array.data_ = array.buffer_.as<char>() + offset;
-    return array;
-  }
-
-  bool huge_pages() const { return buffer_.huge_pages(); }
-  template <typename T = void>
-  T* data() const {
-    return reinterpret_cast<T*>(data_);
-  }
-
- private:
-  HostBuffer buffer_;
-  char* data_ = nullptr;
-};
-
-// Fills `numel` elements of `type`, fp32 or bf16, with value(i).
-template <typename Value>
-void Fill(ThreadPool& pool, const Array& array, DType type, int64_t numel,
-          const Value& value) {
-  pool.ParallelFor(numel, kLeafNumel, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const float x = value(i);
-      if (type == DType::kFloat32) {
-        array.data<float>()[i] = x;
-        continue;
-      }
-      // The upper half of a float is a bfloat16.
-      uint32_t bits;
-      std::memcpy(&bits, &x, sizeof(bits));
-      array.data<uint16_t>()[i] = static_cast<uint16_t>(bits >> 16);
-    }
-  });
-}
-
-// One optimizer state and what a step reads and writes beside it.
-struct State {
-  enum class Bases {
-    kApart,  // modulo 4096
-    kEqual,
-  };
-
-  static absl::StatusOr<State> Create(ThreadPool& pool, int64_t numel,
-                                      Bases bases, bool huge_pages,
-                                      float moments) {
-    State state;
-    state.numel = numel;
-    int64_t i = 0;
-    for (Array* array : {&state.param, &state.grad, &state.exp_avg,
-                         &state.exp_avg_sq, &state.copy}) {
-      // Multiples of a cache line, none like another.
-      const int64_t offset = bases == Bases::kEqual ? 0 : i * (512 + 64);
-      const DType type =
-          array == &state.copy ? DType::kBFloat16 : DType::kFloat32;
-      absl::StatusOr<Array> made =
-          Array::Create(pool, type, numel, offset, huge_pages);
-      if (!made.ok()) return made.status();
-      *array = *std::move(made);
-      ++i;
-    }
-    Fill(pool, state.param, DType::kFloat32, numel,
-         [](int64_t j) { return RandomAt(j); });
-    Fill(pool, state.grad, DType::kFloat32, numel,
-         [=](int64_t j) { return RandomAt(numel + j) * moments; });
-    Fill(pool, state.exp_avg, DType::kFloat32, numel,
-         [=](int64_t j) { return RandomAt(2 * numel + j) * moments; });
-    Fill(pool, state.exp_avg_sq, DType::kFloat32, numel, [=](int64_t j) {
-      return std::fabs(RandomAt(3 * numel + j)) * moments;
-    });
-    return state;
-  }
-
-  AdamSpan Span() const {
-    AdamSpan span;
-    span.numel = numel;
-    span.param = param.data<float>();
-    span.grad = grad.data();
-    span.exp_avg = exp_avg.data();
-    span.exp_avg_sq = exp_avg_sq.data();
-    span.copy = copy.data();
-    return span;
-  }
-
-  int64_t numel = 0;
-  Array param;
-  Array grad;
-  Array exp_avg;
-  Array exp_avg_sq;
-  Array copy;
-};
-
 // A way to do a step, and the bytes an element that it has to read and write.
 struct Way {
   std::string name;
@@ -240,12 +133,12 @@ class StepBench {
     std::vector<Way> ways = {
         {"fused", 30, [this] { return Fused(state_.Span()); }},
         {"adam_only", 28, [this] { return AdamOnly(kScales[0]); }},
-        {"three_pass", 42, [this] { return ThreePass(state_.copy.data()); }},
+        {"three_pass", 42, [this] { return ThreePass(state_.Span().copy); }},
         {"three_pass_fresh", 42, [this] { return ThreePassIntoFreshBuffer(); }},
         {"scale_fused", 34,
          [this] {
            const absl::Status status = AdamOnly(kScales[0]);
-           return status.ok() ? CastTo(state_.copy.data()) : status;
+           return status.ok() ? CastTo(state_.Span().copy) : status;
          }},
         {"bf16_grad", 28,
          [this] {
@@ -297,7 +190,7 @@ class StepBench {
                       }});
     }
     // On other arrays, after all that are on the same.
-    if (state_.param.huge_pages() && HugePagesAreOn()) {
+    if (state_.huge_pages() && HugePagesAreOn()) {
       ways.push_back(
           {"small_pages", 30, [this] { return Fused(small_pages_.Span()); }});
     }
@@ -316,42 +209,51 @@ class StepBench {
   static constexpr int64_t kStep = 100;
 
   absl::Status Allocate() {
+    AdamStateOptions small_pages;
+    small_pages.huge_pages = false;
+    AdamStateOptions equal_bases;
+    equal_bases.equal_bases = true;
+    AdamStateOptions subnormal;
+    // Such that averages stay subnormal, and squares 0, whatever the number of
+    // steps.
+    subnormal.moments = 0x1p-128f;
     const struct {
-      State* state;
-      State::Bases bases;
-      bool huge_pages;
-      // Such that averages stay subnormal, and their squares 0, whatever the
-      // number of steps.
-      float moments;
-    } states[] = {{&state_, State::Bases::kApart, true, 1},
-                  {&small_pages_, State::Bases::kApart, false, 1},
-                  {&equal_bases_, State::Bases::kEqual, true, 1},
-                  {&subnormal_, State::Bases::kApart, true, 0x1p-128f}};
+      AdamState* state;
+      AdamStateOptions options;
+    } states[] = {{&state_, {}},
+                  {&small_pages_, small_pages},
+                  {&equal_bases_, equal_bases},
+                  {&subnormal_, subnormal}};
     for (const auto& s : states) {
-      absl::StatusOr<State> made =
-          State::Create(pool_, numel_, s.bases, s.huge_pages, s.moments);
+      absl::StatusOr<AdamState> made =
+          AdamState::Create(pool_, numel_, s.options);
       if (!made.ok()) return made.status();
       *s.state = *std::move(made);
     }
-    int64_t i = 5;
-    for (Array* array : {&grad16_, &exp_avg16_, &exp_avg_sq16_}) {
-      absl::StatusOr<Array> made =
-          Array::Create(pool_, DType::kBFloat16, numel_, i * (512 + 64));
-      if (!made.ok()) return made.status();
-      *array = *std::move(made);
-      const bool positive = array == &exp_avg_sq16_;
-      Fill(pool_, *array, DType::kBFloat16, numel_, [=](int64_t j) {
-        const float x = RandomAt(i * numel_ + j);
-        return positive ? std::fabs(x) : x;
-      });
-      ++i;
+    // After those of a state.
+    int64_t i = AdamState::kArrays;
+    const auto allocate = [&](StateArray& array, int64_t numel) {
+      absl::StatusOr<StateArray> made = StateArray::Create(
+          pool_, DType::kBFloat16, numel, i++ * StateArray::kStaggerBytes);
+      if (made.ok()) array = *std::move(made);
+      return made.status();
+    };
+    const AdamSpan span = state_.Span();
+    const struct {
+      StateArray* array;
+      const void* from;
+    } arrays16[] = {{&grad16_, span.grad},
+                    {&exp_avg16_, span.exp_avg},
+                    {&exp_avg_sq16_, span.exp_avg_sq}};
+    for (const auto& a : arrays16) {
+      absl::Status status = allocate(*a.array, numel_);
+      if (status.ok()) status = ToBFloat16(a.from, a.array->data());
+      if (!status.ok()) return status;
     }
-    for (Array& array : staging_) {
-      absl::StatusOr<Array> made =
-          Array::Create(pool_, DType::kBFloat16, std::min(kPieceNumel, numel_),
-                        i++ * (512 + 64));
-      if (!made.ok()) return made.status();
-      array = *std::move(made);
+    for (StateArray& array : staging_) {
+      const absl::Status status =
+          allocate(array, std::min(kPieceNumel, numel_));
+      if (!status.ok()) return status;
     }
     peers_ = FindPeers(kernel_);
     if (absl::string_view(kernel_.name) == "avx512") {
@@ -377,20 +279,24 @@ class StepBench {
     return adam_.Step(span, kStep, scale);
   }
 
-  absl::Status CastTo(void* copy) {
+  absl::Status ToBFloat16(const void* in, void* out) {
     CastArgs args;
     args.numel = numel_;
-    args.in = state_.param.data();
-    args.out = copy;
+    args.in = in;
+    args.out = out;
     args.out_type = DType::kBFloat16;
     return Cast(kernel_, pool_, args);
+  }
+
+  absl::Status CastTo(void* copy) {
+    return ToBFloat16(state_.Span().param, copy);
   }
 
   absl::Status ThreePass(void* copy) {
     ScaleArgs scale;
     scale.numel = numel_;
-    scale.in = state_.grad.data<float>();
-    scale.out = state_.grad.data<float>();
+    scale.in = state_.grad();
+    scale.out = state_.grad();
     scale.factor = kScales[three_passes_++ % 2];
     if (absl::Status status = Scale(kernel_, pool_, scale); !status.ok()) {
       return status;
@@ -431,11 +337,12 @@ class StepBench {
   absl::Status RunPeer(const Peer& peer) {
     AdamStepArgs args;
     args.numel = numel_;
-    args.param = state_.param.data<float>();
-    args.grad = state_.grad.data();
-    args.exp_avg = state_.exp_avg.data();
-    args.exp_avg_sq = state_.exp_avg_sq.data();
-    args.copy = state_.copy.data();
+    const AdamSpan span = state_.Span();
+    args.param = span.param;
+    args.grad = span.grad;
+    args.exp_avg = span.exp_avg;
+    args.exp_avg_sq = span.exp_avg_sq;
+    args.copy = span.copy;
     args.stream_copy = streams();
     args.grad_scale = kScales[0];
     args.constants = constants_;
@@ -450,9 +357,9 @@ class StepBench {
     const float scale = kScales[torch_shapes_++ % 2];
     const absl::Status status =
         RunPeer([this, scale](const AdamStepArgs& args, int64_t begin) {
-          peers_->scaling_step(args, state_.grad.data<float>() + begin, scale);
+          peers_->scaling_step(args, state_.grad() + begin, scale);
         });
-    return status.ok() ? CastTo(state_.copy.data()) : status;
+    return status.ok() ? CastTo(state_.Span().copy) : status;
   }
 
   const Dispatcher& dispatcher_;
@@ -468,21 +375,21 @@ class StepBench {
   int64_t three_passes_ = 0;
   int64_t torch_shapes_ = 0;
 
-  State state_;
-  Array grad16_;
-  Array exp_avg16_;
-  Array exp_avg_sq16_;
-  Array staging_[kStagingBuffers];
-  State small_pages_;
-  State equal_bases_;
-  State subnormal_;
+  AdamState state_;
+  StateArray grad16_;
+  StateArray exp_avg16_;
+  StateArray exp_avg_sq16_;
+  StateArray staging_[kStagingBuffers];
+  AdamState small_pages_;
+  AdamState equal_bases_;
+  AdamState subnormal_;
 };
 
 }  // namespace
 
 absl::StatusOr<int64_t> StepBenchBytes(const StepBenchOptions& options) {
   constexpr int64_t kElementBytes =
-      kStates * kStateBytes + kBFloat16Bytes + kFreshBytes;
+      kStates * AdamState::kElementBytes + kBFloat16Bytes + kFreshBytes;
   constexpr int64_t kFixedBytes =
       kArrays * kSlackBytes + kStagingBuffers * kPieceNumel * 2;
   constexpr int64_t kMostNumel =
