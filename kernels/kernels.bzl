@@ -26,6 +26,7 @@ _KERNEL_COPTS = NUMERICS_COPTS + [
     "//kernels:debug": [],
     # At the level of its config: with a check of every load and store, -O3 takes long to compile.
     "//kernels:address_sanitizer": [],
+    "//kernels:debug_address_sanitizer": [],
     "//conditions:default": ["-O3"],
 }) + ["-fno-tree-vectorize"] + select({
     "//kernels:clang": ["-fno-slp-vectorize"],

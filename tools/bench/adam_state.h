@@ -1,5 +1,6 @@
-// An optimizer state to measure steps on: large arrays of random, normal
-// numbers, each page touched first by the worker that updates it.
+// An optimizer state to measure steps on: large arrays of random numbers,
+// normal ones unless AdamStateOptions::moments makes them smaller, each page
+// touched first by the worker that updates it.
 //
 //   ASSIGN_OR_RETURN(AdamState state, AdamState::Create(*pool, numel, {}));
 //   RETURN_IF_ERROR(adam.Step(state.Span(), t, factor));
@@ -24,7 +25,8 @@ class StateArray {
   // multiple of a cache line, that leaves none at the place of another.
   static constexpr int64_t kStaggerBytes = 9 * 64;
 
-  // Zeros. Errors: those of HostBuffer::Create().
+  // Zeros; element_bytes of `options` is that of `type`, whatever it says.
+  // Errors: those of HostBuffer::Create().
   static absl::StatusOr<StateArray> Create(ThreadPool& pool, DType type,
                                            int64_t numel, int64_t offset_bytes,
                                            HostBufferOptions options = {});

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -105,7 +105,7 @@ absl::Status Step(const CpuAdam& adam, const AdamSpan& span) {
   return adam.Step(span, /*t=*/100, /*grad_scale=*/0.5f);
 }
 
-// One process of a team. `make` and what it returns run in the child.
+// One process of a team. Create() and what it returns run in the child.
 class Stepper {
  public:
   static absl::StatusOr<std::shared_ptr<Stepper>> Create(const Kernel& kernel,
