@@ -11,13 +11,15 @@
 
 #include <array>
 #include <cstdint>
+#include <type_traits>
 
 namespace onepass {
 
 // Fixed-point: 640 bits from 2^-298, the square of the least subnormal float,
 // up. 618 bits hold 2^64 squares of the largest float. Trivially
-// copyable: ranks of one byte order may exchange its bytes and Merge() them.
-// Equal sums may differ in their bytes: compare with ==.
+// copyable: ranks of one byte order may exchange its bytes and Merge() them,
+// and zeroed memory is a sum of nothing. Equal sums may differ in their bytes:
+// compare with ==.
 class NormSum {
  public:
   // Adds a leaf's sum of squares exactly. `leaf_sum` is a sum in double of at
@@ -52,9 +54,12 @@ class NormSum {
 
   std::array<uint64_t, kLimbs> limbs_{};
   uint32_t additions_ = 0;  // since the last carry
-  bool has_infinity_ = false;
-  bool has_nan_ = false;
+  // Booleans, and no padding: all bytes that ranks exchange have a value.
+  uint16_t has_infinity_ = false;
+  uint16_t has_nan_ = false;
 };
+
+static_assert(std::has_unique_object_representations_v<NormSum>);
 
 }  // namespace onepass
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -99,6 +100,17 @@ TEST(NormSumTest, NothingIsZero) {
   EXPECT_EQ(Bits(sum.Total()), Bits(0.0));
   EXPECT_TRUE(sum.finite());
   EXPECT_EQ(sum, NormSum());
+}
+
+TEST(NormSumTest, ZeroedMemoryIsNothing) {
+  static_assert(std::is_trivially_copyable_v<NormSum>);
+  NormSum sum;
+  sum.Add(kInfinity);
+  sum.Add(3);
+  std::memset(static_cast<void*>(&sum), 0, sizeof(sum));
+  EXPECT_EQ(sum, NormSum());
+  sum.Add(2);
+  EXPECT_EQ(sum.Total(), 2);
 }
 
 TEST(NormSumTest, OneValueComesBack) {

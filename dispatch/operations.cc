@@ -6,12 +6,14 @@
 #include <initializer_list>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <type_traits>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "dispatch/return_if_error.h"
 
 namespace onepass {
 namespace {
@@ -28,26 +30,43 @@ struct Span {
   // The span that a written one may be, exactly; it may not overlap it
   // otherwise.
   absl::string_view may_equal = {};
+  // Whether it may be null.
+  bool optional = false;
+  // Its elements, where they are not as many as the operation's.
+  std::optional<int64_t> numel = std::nullopt;
 };
+
+Span Optional(Span span) {
+  span.optional = true;
+  return span;
+}
+
+Span OfNumel(int64_t numel, Span span) {
+  span.numel = numel;
+  return span;
+}
 
 absl::Status Invalid(absl::string_view operation, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(operation, ": ", problem));
 }
 
+// `size` is what the operation calls its `numel`.
 absl::Status CheckSpans(absl::string_view operation, int64_t numel,
-                        std::initializer_list<Span> spans) {
+                        std::initializer_list<Span> spans,
+                        absl::string_view size = "numel") {
   // Leaves room for pointer differences in bytes of the widest element.
   constexpr int64_t kMostElements = std::numeric_limits<int64_t>::max() /
                                     static_cast<int64_t>(sizeof(double));
   if (numel < 0 || numel > kMostElements) {
-    return Invalid(operation, absl::StrCat("numel is ", numel,
+    return Invalid(operation, absl::StrCat(size, " is ", numel,
                                            ", expected 0 to ", kMostElements));
   }
   if (numel == 0) return absl::OkStatus();
   for (const Span& span : spans) {
     if (span.data == nullptr) {
-      return Invalid(operation,
-                     absl::StrCat(span.name, " is null, numel is ", numel));
+      if (span.optional) continue;
+      return Invalid(operation, absl::StrCat(span.name, " is null, ", size,
+                                             " is ", numel));
     }
     const uintptr_t address = reinterpret_cast<uintptr_t>(span.data);
     if (address % static_cast<uintptr_t>(span.element_bytes) != 0) {
@@ -57,12 +76,16 @@ absl::Status CheckSpans(absl::string_view operation, int64_t numel,
                                   span.element_bytes, " bytes"));
     }
   }
+  const auto bytes = [numel](const Span& span) {
+    return span.data == nullptr
+               ? 0
+               : span.numel.value_or(numel) * span.element_bytes;
+  };
   for (const Span& a : spans) {
     if (!a.written) continue;
     for (const Span& b : spans) {
       if (&a == &b || (a.may_equal == b.name && a.data == b.data)) continue;
-      if (MemoryOverlaps(a.data, numel * a.element_bytes, b.data,
-                         numel * b.element_bytes)) {
+      if (MemoryOverlaps(a.data, bytes(a), b.data, bytes(b))) {
         return Invalid(operation, absl::StrCat(a.name, " overlaps ", b.name));
       }
     }
@@ -157,10 +180,11 @@ void AddLeafSums(
   });
 }
 
-#define ONEPASS_RETURN_IF_ERROR(expression)                              \
-  do {                                                                   \
-    if (absl::Status status = (expression); !status.ok()) return status; \
-  } while (false)
+constexpr absl::string_view kSquaredNorm = "squared_norm";
+
+absl::Status CheckNormType(DType type) {
+  return CheckType(kSquaredNorm, "type", type, kGradientTypes);
+}
 
 }  // namespace
 
@@ -173,30 +197,34 @@ bool MemoryOverlaps(const void* a, int64_t a_bytes, const void* b,
                : x - y < static_cast<uintptr_t>(b_bytes);
 }
 
-absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args) {
+absl::Status CheckAdamStep(DTypeSet gradient_types, DTypeSet moment_types,
+                           DTypeSet copy_types, const AdamStepArgs& args) {
   constexpr absl::string_view kName = "adam_step";
   ONEPASS_RETURN_IF_ERROR(
-      CheckType(kName, "grad_type", args.grad_type, kernel.gradient_types));
+      CheckType(kName, "grad_type", args.grad_type, gradient_types));
   ONEPASS_RETURN_IF_ERROR(
-      CheckType(kName, "exp_avg_type", args.exp_avg_type, kernel.moment_types));
-  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "exp_avg_sq_type",
-                                    args.exp_avg_sq_type, kernel.moment_types));
+      CheckType(kName, "exp_avg_type", args.exp_avg_type, moment_types));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckType(kName, "exp_avg_sq_type", args.exp_avg_sq_type, moment_types));
   ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "grad_scale", args.grad_scale));
   ONEPASS_RETURN_IF_ERROR(CheckConstants(kName, args.constants));
-  const Span param = {"param", args.param, sizeof(float), true};
-  const Span grad = {"grad", args.grad, ByteSize(args.grad_type)};
-  const Span exp_avg = {"exp_avg", args.exp_avg, ByteSize(args.exp_avg_type),
-                        true};
-  const Span exp_avg_sq = {"exp_avg_sq", args.exp_avg_sq,
-                           ByteSize(args.exp_avg_sq_type), true};
-  if (args.copy == nullptr) {
-    return CheckSpans(kName, args.numel, {param, grad, exp_avg, exp_avg_sq});
+  if (args.copy != nullptr) {
+    ONEPASS_RETURN_IF_ERROR(
+        CheckType(kName, "copy_type", args.copy_type, copy_types));
   }
-  ONEPASS_RETURN_IF_ERROR(
-      CheckType(kName, "copy_type", args.copy_type, kernel.copy_types));
-  return CheckSpans(kName, args.numel,
-                    {param, grad, exp_avg, exp_avg_sq,
-                     Span{"copy", args.copy, ByteSize(args.copy_type), true}});
+  return CheckSpans(
+      kName, args.numel,
+      {Span{"param", args.param, sizeof(float), true},
+       Span{"grad", args.grad, ByteSize(args.grad_type)},
+       Span{"exp_avg", args.exp_avg, ByteSize(args.exp_avg_type), true},
+       Span{"exp_avg_sq", args.exp_avg_sq, ByteSize(args.exp_avg_sq_type),
+            true},
+       Optional({"copy", args.copy, ByteSize(args.copy_type), true})});
+}
+
+absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args) {
+  return CheckAdamStep(kernel.gradient_types, kernel.moment_types,
+                       kernel.copy_types, args);
 }
 
 AdamStepArgs AdamStepPart(const AdamStepArgs& args, int64_t offset,
@@ -220,8 +248,35 @@ absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
   return absl::OkStatus();
 }
 
-absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
-                        const AccumulateArgs& args, NormSum* sum) {
+absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
+                      absl::Span<const AdamStepArgs> spans) {
+  int64_t numel = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    absl::Status status = CheckAdamStep(kernel, spans[i]);
+    if (status.ok() && __builtin_add_overflow(numel, spans[i].numel, &numel)) {
+      status = Invalid("adam_step", "numel of all spans does not fit 64 bits");
+    }
+    if (!status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat(status.message(), " (span ", i, ")"));
+    }
+  }
+  pool.ParallelFor(numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    int64_t first = 0;  // of the span, in all of them
+    for (const AdamStepArgs& span : spans) {
+      const int64_t from = std::max(begin, first);
+      const int64_t to = std::min(end, first + span.numel);
+      if (from < to) {
+        kernel.operations->adam_step(
+            AdamStepPart(span, from - first, to - from));
+      }
+      first += span.numel;
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CheckArgs(const AccumulateArgs& args) {
   constexpr absl::string_view kName = "accumulate";
   ONEPASS_RETURN_IF_ERROR(
       CheckType(kName, "term_type", args.term_type, kGradientTypes));
@@ -232,18 +287,23 @@ absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
   uint32_t divisor_bits;
   std::memcpy(&divisor_bits, &args.divisor, sizeof(divisor_bits));
   if (divisor_bits << 1 == 0) return Invalid(kName, "divisor is 0");
+  return CheckSpans(
+      kName, args.numel,
+      {Span{"out", args.out, ByteSize(args.out_type), true,
+            args.out_type == DType::kFloat32 ? "sum" : ""},
+       Span{"term", args.term, ByteSize(args.term_type)},
+       Optional({"sum", args.sum, sizeof(float)}),
+       OfNumel(LeafCount(args.numel),
+               Optional({"leaf_sums", args.leaf_sums, sizeof(double), true}))});
+}
+
+absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
+                        const AccumulateArgs& args, NormSum* sum) {
   if (args.leaf_sums != nullptr) {
-    return Invalid(kName, "leaf_sums is set, expected null: pass a NormSum");
+    return Invalid("accumulate",
+                   "leaf_sums is set, expected null: pass a NormSum");
   }
-  const Span out = {"out", args.out, ByteSize(args.out_type), true,
-                    args.out_type == DType::kFloat32 ? "sum" : ""};
-  const Span term = {"term", args.term, ByteSize(args.term_type)};
-  if (args.sum == nullptr) {
-    ONEPASS_RETURN_IF_ERROR(CheckSpans(kName, args.numel, {out, term}));
-  } else {
-    ONEPASS_RETURN_IF_ERROR(CheckSpans(
-        kName, args.numel, {out, term, Span{"sum", args.sum, sizeof(float)}}));
-  }
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
   auto part = [&](int64_t begin, int64_t end, double* sums) {
     AccumulateArgs part = args;
     part.numel = end - begin;
@@ -263,14 +323,17 @@ absl::Status Accumulate(const Kernel& kernel, ThreadPool& pool,
   return absl::OkStatus();
 }
 
-absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
-                   const ScaleArgs& args) {
+absl::Status CheckArgs(const ScaleArgs& args) {
   constexpr absl::string_view kName = "scale";
   ONEPASS_RETURN_IF_ERROR(CheckFinite(kName, "factor", args.factor));
-  ONEPASS_RETURN_IF_ERROR(
-      CheckSpans(kName, args.numel,
-                 {Span{"in", args.in, sizeof(float)},
-                  Span{"out", args.out, sizeof(float), true, "in"}}));
+  return CheckSpans(kName, args.numel,
+                    {Span{"in", args.in, sizeof(float)},
+                     Span{"out", args.out, sizeof(float), true, "in"}});
+}
+
+absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
+                   const ScaleArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->scale(
         {end - begin, args.in + begin, args.out + begin, args.factor});
@@ -278,8 +341,7 @@ absl::Status Scale(const Kernel& kernel, ThreadPool& pool,
   return absl::OkStatus();
 }
 
-absl::Status Cast(const Kernel& kernel, ThreadPool& pool,
-                  const CastArgs& args) {
+absl::Status CheckArgs(const CastArgs& args) {
   constexpr absl::string_view kName = "cast";
   ONEPASS_RETURN_IF_ERROR(CheckType(kName, "in_type", args.in_type, kAnyType));
   ONEPASS_RETURN_IF_ERROR(
@@ -289,10 +351,14 @@ absl::Status Cast(const Kernel& kernel, ThreadPool& pool,
         kName, absl::StrCat("from ", Name(args.in_type), " to ",
                             Name(args.out_type), ", expected from or to fp32"));
   }
-  ONEPASS_RETURN_IF_ERROR(
-      CheckSpans(kName, args.numel,
-                 {Span{"in", args.in, ByteSize(args.in_type)},
-                  Span{"out", args.out, ByteSize(args.out_type), true}}));
+  return CheckSpans(kName, args.numel,
+                    {Span{"in", args.in, ByteSize(args.in_type)},
+                     Span{"out", args.out, ByteSize(args.out_type), true}});
+}
+
+absl::Status Cast(const Kernel& kernel, ThreadPool& pool,
+                  const CastArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->cast({end - begin, Advance(args.in, args.in_type, begin),
                              Advance(args.out, args.out_type, begin),
@@ -301,12 +367,20 @@ absl::Status Cast(const Kernel& kernel, ThreadPool& pool,
   return absl::OkStatus();
 }
 
+absl::Status CheckArgs(const SquaredNormArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckNormType(args.type));
+  return CheckSpans(
+      kSquaredNorm, args.numel,
+      {Span{"x", args.x, ByteSize(args.type)},
+       OfNumel(LeafCount(args.numel),
+               {"leaf_sums", args.leaf_sums, sizeof(double), true})});
+}
+
 absl::Status SquaredNorm(const Kernel& kernel, ThreadPool& pool, int64_t numel,
                          const void* x, DType type, NormSum& sum) {
-  constexpr absl::string_view kName = "squared_norm";
-  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "type", type, kGradientTypes));
+  ONEPASS_RETURN_IF_ERROR(CheckNormType(type));
   ONEPASS_RETURN_IF_ERROR(
-      CheckSpans(kName, numel, {Span{"x", x, ByteSize(type)}}));
+      CheckSpans(kSquaredNorm, numel, {Span{"x", x, ByteSize(type)}}));
   AddLeafSums(pool, numel, sum, [&](int64_t begin, int64_t end, double* sums) {
     kernel.operations->squared_norm(
         {end - begin, Advance(x, type, begin), sums, type});
@@ -314,21 +388,30 @@ absl::Status SquaredNorm(const Kernel& kernel, ThreadPool& pool, int64_t numel,
   return absl::OkStatus();
 }
 
-absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
-                    const AbsMaxArgs& args) {
+absl::Status CheckArgs(const SumLeavesArgs& args) {
+  // A sum is aligned as its words are.
+  static_assert(sizeof(NormSum) % alignof(NormSum) == 0);
+  constexpr int64_t kWord = alignof(NormSum);
+  constexpr int64_t kWords = sizeof(NormSum) / alignof(NormSum);
+  return CheckSpans("sum_leaves", args.count,
+                    {Span{"leaf_sums", args.leaf_sums, sizeof(double)},
+                     OfNumel(kWords, {"sum", args.sum, kWord, true})},
+                    "count");
+}
+
+absl::Status CheckArgs(const AbsMaxArgs& args) {
   constexpr absl::string_view kName = "absmax";
   ONEPASS_RETURN_IF_ERROR(CheckType(kName, "type", args.type, kGradientTypes));
-  ONEPASS_RETURN_IF_ERROR(
-      CheckSpans(kName, args.numel, {Span{"x", args.x, ByteSize(args.type)}}));
-  ONEPASS_RETURN_IF_ERROR(
-      CheckSpans(kName, LeafCount(args.numel),
-                 {Span{"leaf_absmax", args.leaf_absmax, sizeof(float), true}}));
-  if (args.numel > 0 &&
-      MemoryOverlaps(
-          args.x, args.numel * ByteSize(args.type), args.leaf_absmax,
-          LeafCount(args.numel) * static_cast<int64_t>(sizeof(float)))) {
-    return Invalid(kName, "leaf_absmax overlaps x");
-  }
+  return CheckSpans(
+      kName, args.numel,
+      {Span{"x", args.x, ByteSize(args.type)},
+       OfNumel(LeafCount(args.numel),
+               {"leaf_absmax", args.leaf_absmax, sizeof(float), true})});
+}
+
+absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
+                    const AbsMaxArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->absmax({end - begin, Advance(args.x, args.type, begin),
                                args.leaf_absmax + begin / kLeafNumel,
@@ -337,13 +420,16 @@ absl::Status AbsMax(const Kernel& kernel, ThreadPool& pool,
   return absl::OkStatus();
 }
 
+absl::Status CheckArgs(const SplitRemainderArgs& args) {
+  return CheckSpans("split_remainder", args.numel,
+                    {Span{"master", args.master, sizeof(float)},
+                     Span{"param", args.param, sizeof(uint16_t), true},
+                     Span{"remainder", args.remainder, sizeof(int16_t), true}});
+}
+
 absl::Status SplitRemainder(const Kernel& kernel, ThreadPool& pool,
                             const SplitRemainderArgs& args) {
-  ONEPASS_RETURN_IF_ERROR(
-      CheckSpans("split_remainder", args.numel,
-                 {Span{"master", args.master, sizeof(float)},
-                  Span{"param", args.param, sizeof(uint16_t), true},
-                  Span{"remainder", args.remainder, sizeof(int16_t), true}}));
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->split_remainder({end - begin, args.master + begin,
                                         args.param + begin,
@@ -352,13 +438,16 @@ absl::Status SplitRemainder(const Kernel& kernel, ThreadPool& pool,
   return absl::OkStatus();
 }
 
+absl::Status CheckArgs(const JoinRemainderArgs& args) {
+  return CheckSpans("join_remainder", args.numel,
+                    {Span{"param", args.param, sizeof(uint16_t)},
+                     Span{"remainder", args.remainder, sizeof(int16_t)},
+                     Span{"master", args.master, sizeof(float), true}});
+}
+
 absl::Status JoinRemainder(const Kernel& kernel, ThreadPool& pool,
                            const JoinRemainderArgs& args) {
-  ONEPASS_RETURN_IF_ERROR(
-      CheckSpans("join_remainder", args.numel,
-                 {Span{"param", args.param, sizeof(uint16_t)},
-                  Span{"remainder", args.remainder, sizeof(int16_t)},
-                  Span{"master", args.master, sizeof(float), true}}));
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
   pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
     kernel.operations->join_remainder({end - begin, args.param + begin,
                                        args.remainder + begin,

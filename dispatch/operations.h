@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "dispatch/norm_sum.h"
@@ -26,14 +27,39 @@
 
 namespace onepass {
 
+// Adds `count` sums of leaves to `sum`: what SquaredNorm does after the kernel,
+// where leaf sums are in memory of their own.
+struct SumLeavesArgs {
+  int64_t count = 0;
+  const double* leaf_sums = nullptr;  // in
+  NormSum* sum = nullptr;             // in, out; zeroed memory is a sum of 0
+};
+
 // Whether two stretches of memory share a byte.
 bool MemoryOverlaps(const void* a, int64_t a_bytes, const void* b,
                     int64_t b_bytes);
 
+// The checks of an operation alone, for those who run it themselves. Of
+// AccumulateArgs and SquaredNormArgs they take the leaf sums, too.
+absl::Status CheckAdamStep(DTypeSet gradient_types, DTypeSet moment_types,
+                           DTypeSet copy_types, const AdamStepArgs& args);
+absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args);
+absl::Status CheckArgs(const AccumulateArgs& args);
+absl::Status CheckArgs(const ScaleArgs& args);
+absl::Status CheckArgs(const CastArgs& args);
+absl::Status CheckArgs(const SquaredNormArgs& args);
+absl::Status CheckArgs(const AbsMaxArgs& args);
+absl::Status CheckArgs(const SplitRemainderArgs& args);
+absl::Status CheckArgs(const JoinRemainderArgs& args);
+absl::Status CheckArgs(const SumLeavesArgs& args);
+
 absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
                       const AdamStepArgs& args);
-// The checks of AdamStep alone.
-absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args);
+// The same over several spans, which do not overlap, as if they were one: the
+// workers share all of their elements. Each is checked, and named by its index
+// in an error, before any is updated.
+absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
+                      absl::Span<const AdamStepArgs> spans);
 // The arguments for elements [offset, offset + numel) of `args`.
 AdamStepArgs AdamStepPart(const AdamStepArgs& args, int64_t offset,
                           int64_t numel);

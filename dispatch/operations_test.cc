@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "dispatch/norm_sum.h"
@@ -204,6 +205,10 @@ AdamStepArgs AdamArgs(DType grad_type, DType moment_type, DType copy_type) {
 
 TEST(OperationsRefusalTest, AdamStep) {
   using Args = AdamStepArgs;
+  const auto call = [](const Kernel& kernel, ThreadPool& pool,
+                       const Args& args) {
+    return AdamStep(kernel, pool, args);
+  };
   for (DType grad : {kF32, kF16}) {
     for (DType moment : {kF32, kBF16}) {
       std::vector<SpanField<Args>> spans = {
@@ -212,10 +217,10 @@ TEST(OperationsRefusalTest, AdamStep) {
           Field<Args, &Args::exp_avg>("exp_avg", moment, true),
           Field<Args, &Args::exp_avg_sq>("exp_avg_sq", moment, true)};
       const Args args = AdamArgs(grad, moment, kBF16);
-      Refusals<Args>("adam_step", args, spans, AdamStep).TryAll();
+      Refusals<Args>("adam_step", args, spans, call).TryAll();
       spans.push_back(Field<Args, &Args::copy>("copy", kBF16, true));
       spans.back().optional = true;
-      Refusals<Args> refusals("adam_step", args, spans, AdamStep);
+      Refusals<Args> refusals("adam_step", args, spans, call);
       refusals.TryAll();
       refusals.Refused([](Args& a) { a.copy_type = kF32; },
                        "copy_type is fp32, expected bf16, fp16");
@@ -403,6 +408,119 @@ TEST(OperationsRefusalTest, SplitAndJoinRemainder) {
       .TryAll();
 }
 
+// The sums of kNumel elements, which are less than a leaf.
+template <typename Args>
+SpanField<Args> LeafSumsField() {
+  return {"leaf_sums", sizeof(double), true,
+          [](Args& args, uintptr_t address) {
+            args.leaf_sums = reinterpret_cast<double*>(address);
+          },
+          LeafCount(kNumel)};
+}
+
+// The checks alone, and the operation where they find nothing wrong.
+template <typename Args>
+auto CheckedBy(void (*KernelOperations::*operation)(const Args&)) {
+  return [operation](const Kernel& kernel, ThreadPool&, const Args& args) {
+    const absl::Status status = CheckArgs(args);
+    if (status.ok() && args.numel > 0) (kernel.operations->*operation)(args);
+    return status;
+  };
+}
+
+TEST(OperationsRefusalTest, ChecksTakeLeafSums) {
+  using Sum = AccumulateArgs;
+  for (DType out : {kF32, kBF16}) {
+    Sum args = {};
+    args.divisor = 2;
+    args.out_type = out;
+    auto sum = Field<Sum, &Sum::sum>("sum", kF32, false);
+    sum.optional = true;
+    auto leaf_sums = LeafSumsField<Sum>();
+    leaf_sums.optional = true;
+    Refusals<Sum>("accumulate", args,
+                  {Field<Sum, &Sum::term>("term", kF32, false),
+                   Field<Sum, &Sum::out>("out", out, true), sum, leaf_sums},
+                  CheckedBy(&KernelOperations::accumulate),
+                  out == kF32
+                      ? std::pair<std::string, std::string>("out", "sum")
+                      : std::pair<std::string, std::string>())
+        .TryAll();
+  }
+  using Norm = SquaredNormArgs;
+  Refusals<Norm> norm(
+      "squared_norm", Norm{},
+      {Field<Norm, &Norm::x>("x", kF32, false), LeafSumsField<Norm>()},
+      CheckedBy(&KernelOperations::squared_norm));
+  norm.TryAll();
+  norm.Refused([](Norm& a) { a.type = kE4M3; },
+               "type is e4m3, expected fp32, bf16, fp16");
+}
+
+TEST(OperationsRefusalTest, LeafSumsAreAsLongAsTheLeaves) {
+  // The last of three meets what comes behind it.
+  std::vector<double> memory(3 + 2 * kLeafNumel);
+  auto* const x = reinterpret_cast<float*>(&memory[2]);
+  constexpr int64_t n = 2 * kLeafNumel;
+  EXPECT_TRUE(CheckArgs(SquaredNormArgs{n, x, memory.data()}).ok());
+  EXPECT_EQ(CheckArgs(SquaredNormArgs{n + 1, x, memory.data()}).message(),
+            "squared_norm: leaf_sums overlaps x");
+}
+
+TEST(OperationsRefusalTest, SumLeaves) {
+  std::vector<double> leaf_sums(8);
+  NormSum sum;
+  const auto error = [](const SumLeavesArgs& args) {
+    const absl::Status status = CheckArgs(args);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  const SumLeavesArgs good = {8, leaf_sums.data(), &sum};
+  EXPECT_TRUE(CheckArgs(good).ok());
+  EXPECT_TRUE(CheckArgs(SumLeavesArgs{}).ok());
+  for (int64_t count : {int64_t{-1}, kMost}) {
+    SumLeavesArgs args = good;
+    args.count = count;
+    EXPECT_THAT(error(args), HasSubstr("sum_leaves: count is " +
+                                       std::to_string(count) + ", expected 0"));
+  }
+  SumLeavesArgs args = good;
+  args.leaf_sums = nullptr;
+  EXPECT_EQ(error(args), "sum_leaves: leaf_sums is null, count is 8");
+  args = good;
+  args.sum = nullptr;
+  EXPECT_EQ(error(args), "sum_leaves: sum is null, count is 8");
+  args.sum = reinterpret_cast<NormSum*>(reinterpret_cast<uintptr_t>(&sum) + 4);
+  EXPECT_THAT(error(args), HasSubstr("sum is at"));
+  // Its last bytes, and the first byte behind it.
+  args = good;
+  const char* const end = reinterpret_cast<const char*>(&sum + 1);
+  args.leaf_sums = reinterpret_cast<const double*>(end - sizeof(double));
+  EXPECT_EQ(error(args), "sum_leaves: sum overlaps leaf_sums");
+  args.leaf_sums = reinterpret_cast<const double*>(end);
+  EXPECT_TRUE(CheckArgs(args).ok());
+}
+
+TEST(OperationsRefusalTest, AdamStepOfTypes) {
+  float state[4] = {};
+  AdamStepArgs args = AdamArgs(kF32, kF32, kBF16);
+  args.numel = 1;
+  args.param = &state[0];
+  args.grad = &state[1];
+  args.exp_avg = &state[2];
+  args.exp_avg_sq = &state[3];
+  EXPECT_TRUE(CheckAdamStep({kF32}, {kF32}, {}, args).ok());
+  EXPECT_EQ(CheckAdamStep({kF16}, {kF32}, {}, args).message(),
+            "adam_step: grad_type is fp32, expected fp16");
+  EXPECT_EQ(CheckAdamStep({kF32}, {kBF16}, {}, args).message(),
+            "adam_step: exp_avg_type is fp32, expected bf16");
+  uint16_t copy;
+  args.copy = &copy;
+  EXPECT_TRUE(CheckAdamStep({kF32}, {kF32}, {kBF16}, args).ok());
+  EXPECT_EQ(CheckAdamStep({kF32}, {kF32}, {kF16}, args).message(),
+            "adam_step: copy_type is bf16, expected fp16");
+}
+
 // --- Parts. ---
 
 TEST(AdamStepPartTest, MovesEachPointerByItsElements) {
@@ -547,6 +665,86 @@ class Workload {
   NormSum sum_, mean_sum_, stored_mean_sum_;
 };
 
+// Spans with memory and constants of their own.
+class AdamSpans {
+ public:
+  explicit AdamSpans(const std::vector<int64_t>& numels) {
+    Random random(3);
+    for (int64_t numel : numels) {
+      Memory& memory = memory_.emplace_back();
+      memory.param = RandomFloats(random, numel);
+      memory.exp_avg = RandomFloats(random, numel);
+      memory.grad = RandomHalves(random, numel);
+      memory.exp_avg_sq = RandomHalves(random, numel);
+      for (uint16_t& bits : memory.exp_avg_sq) bits &= 0x7fff;
+      memory.copy.resize(numel);
+      AdamStepArgs& args = args_.emplace_back(AdamArgs(kBF16, kF32, kBF16));
+      args.numel = numel;
+      args.param = memory.param.data();
+      args.grad = memory.grad.data();
+      args.exp_avg = memory.exp_avg.data();
+      args.exp_avg_sq = memory.exp_avg_sq.data();
+      args.exp_avg_sq_type = kBF16;
+      args.copy = memory.copy.data();
+      args.constants.step_size *= static_cast<float>(args_.size());
+    }
+  }
+
+  std::vector<AdamStepArgs>& args() { return args_; }
+  bool operator==(const AdamSpans& other) const {
+    return memory_ == other.memory_;
+  }
+
+ private:
+  struct Memory {
+    // By values: none of them is NaN.
+    bool operator==(const Memory& other) const {
+      return param == other.param && exp_avg == other.exp_avg &&
+             exp_avg_sq == other.exp_avg_sq && copy == other.copy;
+    }
+
+    std::vector<float> param, exp_avg;
+    std::vector<uint16_t> grad, exp_avg_sq, copy;
+  };
+
+  std::vector<Memory> memory_;
+  std::vector<AdamStepArgs> args_;
+};
+
+TEST(OperationsRefusalTest, AdamStepOfSpansNamesTheBadOneAndChangesNothing) {
+  const Kernel kernel = MakeCountingKernel<0>(ScalarKernel(), "counting");
+  const auto pool = MakePool(2);
+  const auto error = [&](absl::Span<const AdamStepArgs> spans) {
+    const int64_t before = OperationCounts<0>().Total();
+    const absl::Status status = AdamStep(kernel, *pool, spans);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_EQ(OperationCounts<0>().Total(), before);
+    return std::string(status.message());
+  };
+  const std::vector<int64_t> numels = {5000, 0, 31};
+  for (size_t bad = 0; bad < numels.size(); ++bad) {
+    AdamSpans spans(numels);
+    spans.args()[bad].grad_scale = kNaN;
+    EXPECT_EQ(error(spans.args()),
+              "adam_step: grad_scale is nan, expected a finite number (span " +
+                  std::to_string(bad) + ")");
+    EXPECT_TRUE(spans == AdamSpans(numels));
+  }
+  // Each is all right, with memory that no machine has; all are too much.
+  const auto address = [](uint64_t value) {
+    return reinterpret_cast<float*>(value);
+  };
+  AdamStepArgs large = AdamArgs(kF32, kF32, kBF16);
+  large.numel = kMost / 8;
+  large.param = address(4);
+  large.grad = address(uint64_t{1} << 62);
+  large.exp_avg = address(uint64_t{2} << 62);
+  large.exp_avg_sq = address(uint64_t{3} << 62);
+  EXPECT_TRUE(CheckAdamStep(kernel, large).ok());
+  EXPECT_THAT(error(std::vector<AdamStepArgs>(9, large)),
+              HasSubstr("numel of all spans does not fit 64 bits (span 8)"));
+}
+
 class OperationsTest : public testing::TestWithParam<const Kernel*> {
  protected:
   const Kernel& kernel() const { return *GetParam(); }
@@ -562,6 +760,58 @@ TEST_P(OperationsTest, AnyNumberOfThreadsGivesTheSameBits) {
     ASSERT_TRUE(workload.Run(kernel(), *MakePool(threads)).ok());
     expected.ExpectSame(workload);
   }
+}
+
+TEST_P(OperationsTest, AdamStepOfSpansIsThatOfEach) {
+  const std::vector<int64_t> kNumels[] = {
+      {},
+      {0},
+      {1},
+      {1, 2, 3},
+      {kLeafNumel, kLeafNumel},
+      {kLeafNumel - 1, 1, 2 * kLeafNumel + 1, 0, 0},
+      {5000, 0, 31, 13 * kLeafNumel + 7, 1, 6000}};
+  for (const std::vector<int64_t>& numels : kNumels) {
+    AdamSpans expected(numels);
+    for (const AdamStepArgs& args : expected.args()) {
+      ASSERT_TRUE(AdamStep(kernel(), *MakePool(1), args).ok());
+    }
+    for (int threads : {1, 2, 3, 7}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(numels) << ", "
+                                      << threads << " threads");
+      AdamSpans spans(numels);
+      EXPECT_EQ(spans == expected,
+                std::count(numels.begin(), numels.end(), 0) ==
+                    static_cast<int64_t>(numels.size()));
+      ASSERT_TRUE(AdamStep(kernel(), *MakePool(threads), spans.args()).ok());
+      EXPECT_TRUE(spans == expected);
+    }
+  }
+}
+
+TEST_P(OperationsTest, AdamStepOfSpansAllocatesNothing) {
+  const auto pool = MakePool(3);
+  AdamSpans spans({5000, 31, 6 * kLeafNumel});
+  const int64_t before = AllocationCount();
+  const absl::Status status = AdamStep(kernel(), *pool, spans.args());
+  EXPECT_EQ(AllocationCount(), before);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(OperationsSpreadTest, WorkersShareTheElementsOfAllSpans) {
+  const Kernel kernel = MakeCountingKernel<2>(ScalarKernel(), "counting");
+  OperationCounter& counts = OperationCounts<2>();
+  const auto pool = MakePool(3);
+  // Two leaves for each: the first takes the first span, the others halves of
+  // the second.
+  AdamSpans spans({2 * kLeafNumel, 4 * kLeafNumel - 9});
+  ASSERT_TRUE(AdamStep(kernel, *pool, spans.args()).ok());
+  EXPECT_EQ(counts.adam_step, 3);
+  EXPECT_EQ(counts.adam_step_numel, 6 * kLeafNumel - 9);
+  // What fits a leaf is the caller's alone.
+  AdamSpans small({1, 2, 3});
+  ASSERT_TRUE(AdamStep(kernel, *pool, small.args()).ok());
+  EXPECT_EQ(counts.adam_step, 6);
 }
 
 TEST(OperationsSpreadTest, EachWorkerTakesItsPart) {

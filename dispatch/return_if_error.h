@@ -1,0 +1,29 @@
+// For sources, never for headers: they go to trainers, too.
+//
+//   ONEPASS_RETURN_IF_ERROR(CheckScale(args));
+//   ONEPASS_ASSIGN_OR_RETURN(event, device.CreateEvent());
+
+#ifndef ONEPASS_DISPATCH_RETURN_IF_ERROR_H_
+#define ONEPASS_DISPATCH_RETURN_IF_ERROR_H_
+
+#include <utility>
+
+#include "absl/status/status.h"
+
+// Leaves the function with the absl::Status of `expression` where it is an
+// error.
+#define ONEPASS_RETURN_IF_ERROR(expression)                              \
+  do {                                                                   \
+    if (absl::Status status = (expression); !status.ok()) return status; \
+  } while (false)
+
+// Moves the value of an absl::StatusOr into `variable`, or leaves the function
+// with its error.
+#define ONEPASS_ASSIGN_OR_RETURN(variable, expression) \
+  do {                                                 \
+    auto result = (expression);                        \
+    if (!result.ok()) return result.status();          \
+    variable = *std::move(result);                     \
+  } while (false)
+
+#endif  // ONEPASS_DISPATCH_RETURN_IF_ERROR_H_
