@@ -37,6 +37,20 @@ absl::Status CheckApart(const AdamStepArgs& span, const void* buffer,
 
 }  // namespace
 
+bool StreamsCopy(const Kernel& kernel, DType copy_type, CopyStores stores,
+                 int64_t numel) {
+  if (!kernel.operations->streams_copies) return false;
+  switch (stores) {
+    case CopyStores::kAuto:
+      return numel >= kStreamedCopyBytes / ByteSize(copy_type);
+    case CopyStores::kOrdinary:
+      return false;
+    case CopyStores::kStreaming:
+      return true;
+  }
+  return false;
+}
+
 CpuAdam::CpuAdam(const Kernel& kernel, ThreadPool& pool,
                  std::vector<AdamOptions> groups)
     : kernel_(&kernel), pool_(&pool), groups_(std::move(groups)) {}
@@ -65,20 +79,6 @@ absl::Status CpuAdam::SetOptions(int group, const AdamOptions& options) {
   }
   groups_[group] = options;
   return absl::OkStatus();
-}
-
-bool CpuAdam::StreamsCopy(DType copy_type, CopyStores stores,
-                          int64_t numel) const {
-  if (!kernel_->operations->streams_copies) return false;
-  switch (stores) {
-    case CopyStores::kAuto:
-      return numel >= kStreamedCopyBytes / ByteSize(copy_type);
-    case CopyStores::kOrdinary:
-      return false;
-    case CopyStores::kStreaming:
-      return true;
-  }
-  return false;
 }
 
 absl::Status CpuAdam::Step(const AdamSpan& span, int64_t t,

@@ -49,6 +49,11 @@ enum class CopyStores : uint8_t {
 // Measured, as docs/performance.md says.
 inline constexpr int64_t kStreamedCopyBytes = int64_t{1} << 20;
 
+// Whether `kernel` stores `numel` elements of `copy_type` around the caches
+// where it is asked for `stores`.
+bool StreamsCopy(const Kernel& kernel, DType copy_type, CopyStores stores,
+                 int64_t numel);
+
 // The optimizer state of `numel` elements in host memory, owned by the caller.
 // No two arrays overlap; each is aligned to its element.
 struct AdamSpan {
@@ -89,10 +94,11 @@ class CpuAdam {
   bool copy_supported(DType type) const {
     return kernel_->copy_types.Contains(type);
   }
-  // Whether a copy of `numel` elements (all of a Step(), or those of a whole
-  // piece; a shorter last one is stored alike) of a span with this copy type
-  // and these stores goes around the caches.
-  bool StreamsCopy(DType copy_type, CopyStores stores, int64_t numel) const;
+  // onepass::StreamsCopy() for the kernel, of all elements of a Step(), or
+  // those of a whole piece: a shorter last one is stored alike.
+  bool StreamsCopy(DType copy_type, CopyStores stores, int64_t numel) const {
+    return onepass::StreamsCopy(*kernel_, copy_type, stores, numel);
+  }
   // Piece sizes are rounded down to a multiple of it, in elements.
   int64_t block_numel() const { return kernel_->operations->block_numel(); }
   const Kernel& kernel() const { return *kernel_; }
