@@ -778,6 +778,21 @@ TEST_F(HostDeviceTest, AWrappedStreamIsTheSame) {
   EXPECT_NE(threads[0], std::this_thread::get_id());
 }
 
+TEST_F(HostDeviceTest, AStreamIsSynchronizedWithWhatOthersPutThere) {
+  int value = 0;
+  Function slow = [&value] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ++value;
+  };
+  const auto wrapper = Take(device_->WrapStream(a_->native()));
+  EXPECT_OK(wrapper->Run({CallOperation(slow)}));
+  EXPECT_OK(a_->Synchronize());
+  EXPECT_EQ(value, 1);
+  EXPECT_OK(a_->Run({CallOperation(slow)}));
+  EXPECT_OK(wrapper->Synchronize());
+  EXPECT_EQ(value, 2);
+}
+
 TEST_F(HostDeviceTest, AWrapperWaitsForWhatItPutThere) {
   int value = 0;
   Function slow = [&value] {
@@ -1027,6 +1042,7 @@ TEST(HostDeviceObserverTest, SeesEachCopyOverTheLink) {
     std::thread::id thread;
     int64_t in_flight;
     uint8_t first;  // byte at `to`
+    Clock::time_point time;
   };
   std::vector<Sight> sights;
   HostDevice* device_or_null = nullptr;
@@ -1034,7 +1050,7 @@ TEST(HostDeviceObserverTest, SeesEachCopyOverTheLink) {
   options.observer = [&](const HostDeviceCopy& copy, bool begins) {
     sights.push_back({copy, begins, std::this_thread::get_id(),
                       device_or_null->WorkInFlight(),
-                      *static_cast<const uint8_t*>(copy.to)});
+                      *static_cast<const uint8_t*>(copy.to), Clock::now()});
   };
   const auto device = MakeDevice(options, CallingKernel());
   device_or_null = device.get();
@@ -1046,6 +1062,7 @@ TEST(HostDeviceObserverTest, SeesEachCopyOverTheLink) {
   uint8_t x[8] = {1};
   uint8_t y[8] = {2};
   uint8_t z[8] = {3};
+  const auto begin = Clock::now();
   EXPECT_OK(stream->CopyToDevice(y, x, 8));
   EXPECT_OK(stream->Synchronize());
   EXPECT_OK(stream->CopyOnDevice(x, z, 8));
@@ -1054,6 +1071,8 @@ TEST(HostDeviceObserverTest, SeesEachCopyOverTheLink) {
   EXPECT_OK(stream->CopyToHost(y, z, 7));
   EXPECT_OK(stream->Synchronize());
   ASSERT_EQ(sights.size(), 4u);
+  EXPECT_GE(std::chrono::duration<double>(sights[1].time - begin).count(),
+            1.008e-3 - kRounding);
   for (size_t i = 0; i < sights.size(); ++i) {
     const Sight& sight = sights[i];
     EXPECT_EQ(sight.begins, i % 2 == 0);

@@ -72,6 +72,7 @@ Bytes Random(std::mt19937& random, int64_t numel, DType type) {
   std::vector<float> values(numel);
   for (float& value : values) value = normal(random);
   Bytes bytes(numel * ByteSize(type));
+  if (numel == 0) return bytes;
   if (type == kF32) {
     std::memcpy(bytes.data(), values.data(), bytes.size());
   } else {
