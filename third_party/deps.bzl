@@ -17,6 +17,7 @@ load("//third_party/com_google_absl:archive.bzl", COM_GOOGLE_ABSL = "ARCHIVE")
 load("//third_party/com_google_googletest:archive.bzl", COM_GOOGLE_GOOGLETEST = "ARCHIVE")
 load("//third_party/eigen:archive.bzl", EIGEN = "ARCHIVE")
 load("//third_party/nlohmann_json:archive.bzl", NLOHMANN_JSON = "ARCHIVE")
+load("//third_party/open_mpi:installed.bzl", "installed_open_mpi")
 load("//third_party/platforms:archive.bzl", PLATFORMS = "ARCHIVE")
 load("//third_party/xxhash:archive.bzl", XXHASH = "ARCHIVE")
 
@@ -48,6 +49,8 @@ constraint_value(
 
 def onepass_deps():
     bazel_shims()
+    if not native.existing_rule("open_mpi"):
+        installed_open_mpi(name = "open_mpi")
     for name, archive in _ARCHIVES.items():
         if not native.existing_rule(name):
             source_archive(
