@@ -789,10 +789,11 @@ TEST(CpuAdamStoresTest, AreChosenBySizeOrAsAsked) {
   }
 
   // Of pieces it is their size that counts, for a short last one too.
-  span.numel = most;
   span.copy = nullptr;
-  span.copy_stores = CopyStores::kAuto;
-  const auto pieces = [&](int64_t piece_numel) {
+  const auto pieces = [&](int64_t numel, CopyStores stores,
+                          int64_t piece_numel) {
+    span.numel = numel;
+    span.copy_stores = stores;
     return count([&] {
       return adam.StepPieces(
           span, 1, kScale, piece_numel,
@@ -802,8 +803,12 @@ TEST(CpuAdamStoresTest, AreChosenBySizeOrAsAsked) {
           [](const AdamPiece&, void*) { return absl::OkStatus(); });
     });
   };
-  EXPECT_EQ(pieces(large), Calls(3, 0));
-  EXPECT_EQ(pieces(large / 2), Calls(0, 5));
+  EXPECT_EQ(pieces(most, CopyStores::kAuto, large), Calls(3, 0));
+  EXPECT_EQ(pieces(most, CopyStores::kAuto, large / 2), Calls(0, 5));
+  EXPECT_EQ(pieces(most, CopyStores::kStreaming, large / 2), Calls(5, 0));
+  EXPECT_EQ(pieces(most, CopyStores::kOrdinary, large), Calls(0, 3));
+  // The only piece is as large as the span.
+  EXPECT_EQ(pieces(large - 1, CopyStores::kAuto, most), Calls(0, 2));
 }
 
 TEST_P(CpuAdamTest, NothingIsAllocated) {

@@ -18,6 +18,7 @@
 #include "dispatch/dispatcher.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
+#include "dispatch/thread_pool.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/default.h"
@@ -381,6 +382,9 @@ TEST(BenchStepCommandTest, FlagsReachTheBenchmark) {
   EXPECT_EQ(one.at("rounds"), 1);
   EXPECT_EQ(one.at("threads"), 1);
   EXPECT_EQ(one.at("kernel"), "scalar");
+  EXPECT_EQ(report({"--numel", "4099", "--rounds", "1", "--threads", "0"})
+                .at("threads"),
+            ThreadPool::AllowedProcessors());
   // Of one round all quantiles are that round's.
   for (const auto& [name, ratio] : one.at("ratios").items()) {
     EXPECT_EQ(ratio.at("p10"), ratio.at("p90")) << name;

@@ -43,6 +43,9 @@ expect 0 OUT '"three_pass/fused"' bench step --json --numel 4096 --rounds 1
 expect 0 OUT '"asleep_us"' bench scaling --json --max_numel 4096 --threads 2 --rounds 1
 expect 2 ERR 'Subcommands' bench # no second word: the group's help
 expect 2 ERR 'unknown subcommand bench stpe; did you mean bench step?' bench stpe
+expect 2 ERR 'unknown flag --numl; did you mean --numel?' bench step --numl 4096
+expect 1 ERR 'onepass bench step: --rounds is 0' bench step --rounds 0
+expect 1 ERR 'onepass bench scaling: --rounds is 0' bench scaling --rounds 0
 expect 1 ERR 'no kernel is named avx51' train --kernel avx51
 ONEPASS_KERNEL=sclar expect 1 ERR 'did you mean scalar?' kernels
 
