@@ -312,6 +312,7 @@ TEST_F(StateTest, StaysAsItIsWhileItIsLeased) {
   Rig rig(config_);
   ASSERT_TRUE(rig.Create().ok());
   const Snapshot before = rig.Take();
+  EXPECT_FALSE(rig.optimizer().leased());
   absl::StatusOr<StateLease> first = rig.optimizer().LeaseState();
   absl::StatusOr<StateLease> second = rig.optimizer().LeaseState();
   ASSERT_TRUE(first.ok() && second.ok());
@@ -328,12 +329,14 @@ TEST_F(StateTest, StaysAsItIsWhileItIsLeased) {
       EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
       EXPECT_THAT(std::string(status.message()), HasSubstr(message));
     }
+    EXPECT_TRUE(rig.optimizer().leased());
     ExpectSame(rig.Take(), before);
   };
   expect_refused("state is leased, leases: 2");
   { const StateLease gone = *std::move(first); }
   expect_refused("state is leased, leases: 1");
   { const StateLease gone = *std::move(second); }
+  EXPECT_FALSE(rig.optimizer().leased());
   const absl::StatusOr<StepReport> report = rig.Finish();
   ASSERT_TRUE(report.ok()) << report.status();
   reference.Step(1);
