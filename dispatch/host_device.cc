@@ -29,6 +29,16 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
+// Without the lock for as long as it lives.
+class Unlocked {
+ public:
+  explicit Unlocked(Lock& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+
+ private:
+  Lock& lock_;
+};
+
 // --- What is put on a stream. ---
 
 // A Record(): of its own, because the event may be recorded anew, or destroyed,
@@ -322,14 +332,15 @@ class Queue {
   explicit Queue(Core& core) : core_(core) {}
 
   void Loop(std::string name);
-  // Each runs a command, and returns when it ended.
-  double Run(const HostDeviceCopy& copy);
-  double Run(const CopyOnDeviceArgs& args);
-  double Run(const SetZeroArgs& args);
-  double Run(const DeviceOperation& operation);
-  double Run(RecordArgs& args);
-  double Run(WaitArgs& args);
-  double Run(const FailArgs& args);
+  // Each runs a command, and returns when it ended. They are called with the
+  // lock, and give it away while they work.
+  double Run(const HostDeviceCopy& copy, Lock& lock);
+  double Run(const CopyOnDeviceArgs& args, Lock& lock);
+  double Run(const SetZeroArgs& args, Lock& lock);
+  double Run(const DeviceOperation& operation, Lock& lock);
+  double Run(RecordArgs& args, Lock& lock);
+  double Run(WaitArgs& args, Lock& lock);
+  double Run(const FailArgs& args, Lock& lock);
 
   Core& core_;
   Ring ring_;
@@ -337,7 +348,7 @@ class Queue {
   int64_t ended_ = 0;
   bool stopping_ = false;
   std::condition_variable available_;  // a command, or the end
-  // When the last command ended, or that which runs could begin. Of the thread.
+  // When the last command ended, or that which runs could begin.
   double time_ = 0;
   std::thread thread_;
 };
@@ -388,52 +399,53 @@ void Queue::Loop(std::string name) {
     if (ring_.empty()) return;
     Command command = ring_.Pop();
     if (!core_.failed()) {
-      lock.unlock();
       time_ = std::max(time_, command.put);
       time_ =
-          std::visit([this](auto& work) { return Run(work); }, command.work);
-      lock.lock();
+          std::visit([&](auto& work) { return Run(work, lock); }, command.work);
     }
+    // In the same turn of the lock as Run(RecordArgs&): who waited for an event
+    // finds the work before it ended.
     ++ended_;
     core_.EndCommand();
   }
 }
 
-double Queue::Run(const HostDeviceCopy& copy) {
+double Queue::Run(const HostDeviceCopy& copy, Lock& lock) {
   const HostDeviceOptions& options = core_.options();
   const bool simulated = options.link_bytes_per_s > 0;
-  double end = 0;
-  if (simulated) {
-    const Lock lock = core_.Acquire();
-    end = core_.TakeLink(copy, time_);
+  const double end = simulated ? core_.TakeLink(copy, time_) : 0;
+  {
+    const Unlocked unlocked(lock);
+    if (options.observer) options.observer(copy, /*begins=*/true);
+    if (options.move_bytes) std::memcpy(copy.to, copy.from, copy.bytes);
   }
-  if (options.observer) options.observer(copy, /*begins=*/true);
-  if (options.move_bytes) std::memcpy(copy.to, copy.from, copy.bytes);
-  if (simulated) {
-    Lock lock = core_.Acquire();
-    core_.SleepUntil(lock, end);
+  if (simulated) core_.SleepUntil(lock, end);
+  if (options.observer) {
+    const Unlocked unlocked(lock);
+    options.observer(copy, /*begins=*/false);
   }
-  if (options.observer) options.observer(copy, /*begins=*/false);
   return simulated ? end : core_.Now();
 }
 
-double Queue::Run(const CopyOnDeviceArgs& args) {
+double Queue::Run(const CopyOnDeviceArgs& args, Lock& lock) {
+  const Unlocked unlocked(lock);
   std::memcpy(args.to, args.from, args.bytes);
   return core_.Now();
 }
 
-double Queue::Run(const SetZeroArgs& args) {
+double Queue::Run(const SetZeroArgs& args, Lock& lock) {
+  const Unlocked unlocked(lock);
   std::memset(args.data, 0, args.bytes);
   return core_.Now();
 }
 
-double Queue::Run(const DeviceOperation& operation) {
+double Queue::Run(const DeviceOperation& operation, Lock& lock) {
+  const Unlocked unlocked(lock);
   std::visit(RunOperation{*core_.kernel().operations}, operation);
   return core_.Now();
 }
 
-double Queue::Run(RecordArgs& args) {
-  const Lock lock = core_.Acquire();
+double Queue::Run(RecordArgs& args, Lock&) {
   args.mark->time = time_;
   args.mark->done = true;
   // With the lock, so that its event finds it free.
@@ -441,16 +453,14 @@ double Queue::Run(RecordArgs& args) {
   return time_;
 }
 
-double Queue::Run(WaitArgs& args) {
-  Lock lock = core_.Acquire();
+double Queue::Run(WaitArgs& args, Lock& lock) {
   core_.AwaitChange(lock, [&] { return args.mark->done; });
   const double time = std::max(time_, args.mark->time);
   args.mark = nullptr;
   return time;
 }
 
-double Queue::Run(const FailArgs& args) {
-  const Lock lock = core_.Acquire();
+double Queue::Run(const FailArgs& args, Lock&) {
   core_.Fail(args.error);
   return time_;
 }

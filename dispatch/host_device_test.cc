@@ -642,6 +642,19 @@ TEST_F(HostDeviceTest, AnEventIsDoneAfterTheWorkBeforeIt) {
   }
 }
 
+// Not a little later: who waited may look at what is in flight.
+TEST_F(HostDeviceTest, WhereAnEventIsOverNothingBeforeItIsInFlight) {
+  const auto event = MakeEvent();
+  const DeviceBuffer buffer = Take(device_->Allocate(64));
+  for (int i = 0; i < 500; ++i) {
+    EXPECT_OK(a_->SetZero(buffer.data(), 64));
+    EXPECT_OK(a_->Record(*event));
+    while (!Take(event->Done())) {
+    }
+    ASSERT_EQ(device_->WorkInFlight(), 0) << "round " << i;
+  }
+}
+
 TEST_F(HostDeviceTest, AStreamWaitsForAnEventOfAnother) {
   const auto event = MakeEvent();
   Gate& gate = Hold(*a_);
