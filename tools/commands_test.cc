@@ -219,6 +219,7 @@ TEST_F(TrainCommandTest, JsonLines) {
                               "clip_factor", "tokens_per_s", "optimizer_ms"}) {
       EXPECT_GT(lines[i].at(field), 0) << field;
     }
+    EXPECT_EQ(lines[i].at("loss_scale"), 1);
     EXPECT_EQ(lines[i].at("skipped"), 0);
   }
   EXPECT_EQ(lines[lines.size() - 2].at("step"), 45);
@@ -227,14 +228,21 @@ TEST_F(TrainCommandTest, JsonLines) {
   EXPECT_EQ(last.at("skipped"), 0);
   EXPECT_EQ(last.at("kernel"), (*CreateDefaultDispatcher()->Select())->name);
   EXPECT_EQ(last.at("threads"), 2);
+  EXPECT_EQ(last.at("ranks"), 1);
+  EXPECT_EQ(last.at("comm"), "threads");
+  EXPECT_EQ(last.at("precision"), "bf16");
+  EXPECT_EQ(last.at("weights_bytes"), 2 * last.at("parameters").get<int64_t>());
+  EXPECT_GT(last.at("gathered_peak_bytes"), 0);
   EXPECT_EQ(last.at("fused"), true);
   EXPECT_EQ(last.at("digest").get<std::string>().size(), 16);
   EXPECT_GT(last.at("bits_per_byte"), 0);
   EXPECT_LT(last.at("bits_per_byte"), last.at("baseline_bits_per_byte"));
-  EXPECT_EQ(Keys(last),
-            (std::set<std::string>{"steps", "skipped", "parameters", "kernel",
-                                   "threads", "fused", "bits_per_byte",
-                                   "baseline_bits_per_byte", "digest"}));
+  EXPECT_EQ(
+      Keys(last),
+      (std::set<std::string>{
+          "steps", "skipped", "parameters", "precision", "kernel", "ranks",
+          "comm", "threads", "fused", "weights_bytes", "gathered_peak_bytes",
+          "bits_per_byte", "baseline_bits_per_byte", "digest"}));
 }
 
 TEST_F(TrainCommandTest, FlagsReachTheTrainer) {
@@ -257,6 +265,19 @@ TEST_F(TrainCommandTest, FlagsReachTheTrainer) {
   EXPECT_EQ(digest({"--separate"}), expected);
   EXPECT_EQ(digest({"--piece_numel", "100"}), expected);
   EXPECT_EQ(digest({"--kernel", "scalar"}), expected);
+  EXPECT_EQ(digest({"--ratio", "0.4"}), expected);
+  EXPECT_EQ(digest({"--staging_buffers", "3"}), expected);
+  EXPECT_EQ(digest({"--sub_group_numel", "4096"}), expected);
+  EXPECT_EQ(digest({"--pin_memory", "off"}), expected);
+  EXPECT_EQ(digest({"--link_gbps", "5"}), expected);
+  EXPECT_EQ(digest({"--ranks", "1"}), expected);
+  EXPECT_EQ(last({"--ranks", "3"}).at("ranks"), 3);
+  EXPECT_EQ(last({"--ranks", "2", "--precision", "fp16"}).at("precision"),
+            "fp16");
+  EXPECT_EQ(digest({"--ranks", "3"}), digest({"--ranks", "3", "--separate"}));
+  EXPECT_NE(digest({"--ranks", "2"}), expected);
+  EXPECT_NE(digest({"--precision", "fp32"}), expected);
+  EXPECT_NE(digest({"--micro_batches", "2"}), expected);
   EXPECT_NE(digest({"--steps", "44"}), expected);
   EXPECT_NE(digest({"--batch", "17"}), expected);
   EXPECT_NE(digest({"--context", "5"}), expected);
@@ -266,6 +287,68 @@ TEST_F(TrainCommandTest, FlagsReachTheTrainer) {
   EXPECT_NE(digest({"--clip", "0.01"}), expected);
   EXPECT_NE(digest({"--layers", "3"}), expected);
   EXPECT_NE(digest({"--embedding", "3"}), expected);
+}
+
+// Where they are not given: two ranks have half of them each.
+TEST_F(TrainCommandTest, RanksShareTheProcessors) {
+  const int processors = ThreadPool::AllowedProcessors();
+  const auto threads = [this](const std::string& ranks) {
+    const Result result =
+        Train({"--threads", "0", "--ranks", ranks, "--steps", "1", "--json"});
+    EXPECT_EQ(result.status, kExitSuccess) << result.err;
+    return ParseLines(result.out).back().at("threads").get<int>();
+  };
+  EXPECT_EQ(threads("1"), processors);
+  EXPECT_EQ(threads("2"), std::max(processors / 2, 1));
+  EXPECT_EQ(threads("7"), std::max(processors / 7, 1));
+}
+
+TEST_F(TrainCommandTest, SaysWhyCopiesAreNotFused) {
+  EXPECT_EQ(Train({}).err, "");
+  EXPECT_EQ(Train({"--separate"}).err, "");
+  const Result result = Train({"--pin_memory", "off", "--ranks", "2"});
+  EXPECT_EQ(result.status, kExitSuccess);
+  EXPECT_EQ(result.err,
+            "copies to the device are not fused: memory is not pinned: "
+            "pin_memory is off\n");
+}
+
+// On a link that takes longer than the update, the copy of a piece goes on
+// while the next ones are updated.
+TEST_F(TrainCommandTest, TraceShowsThatUpdateAndCopyOverlap) {
+  const std::string path = testing::TempDir() + "/commands_test.trace.json";
+  const Result result =
+      Train({"--ranks", "2", "--steps", "3", "--hidden", "300", "--trace", path,
+             "--piece_numel", "4096", "--link_gbps", "0.05"});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  std::ifstream file(path);
+  const json trace = json::parse(file);
+  for (const int rank : {0, 1}) {
+    for (const int step : {1, 2, 3}) {
+      std::vector<std::pair<double, double>> updates;
+      std::vector<std::pair<double, double>> copies;
+      for (const json& event : trace.at("traceEvents")) {
+        if (event.at("ph") != "X" || event.at("pid") != rank ||
+            event.at("args").at("step") != step) {
+          continue;
+        }
+        const double begin = event.at("ts");
+        const double end = begin + event.at("dur").get<double>();
+        EXPECT_LE(begin, end);
+        if (event.at("name") == "update") updates.emplace_back(begin, end);
+        if (event.at("name") == "copy") copies.emplace_back(begin, end);
+      }
+      EXPECT_GE(updates.size(), 3);
+      EXPECT_GE(copies.size(), updates.size());
+      int overlaps = 0;
+      for (const auto& update : updates) {
+        for (const auto& copy : copies) {
+          overlaps += update.first < copy.second && copy.first < update.second;
+        }
+      }
+      EXPECT_GT(overlaps, 0) << "rank " << rank << ", step " << step;
+    }
+  }
 }
 
 TEST_F(TrainCommandTest, TextOutputSaysTheSame) {
@@ -301,6 +384,16 @@ TEST_F(TrainCommandTest, BadInputIsNamedBeforeAnyWork) {
       {{"--layers", "1000000000"}, "MiB are available"},
       {{"--layers", "9000000000000000"}, "64 bits"},
       {{"--lr", "nan"}, "--lr is nan"},
+      {{"--ranks", "-1"}, "--ranks is -1, expected 0 to 1024"},
+      {{"--ranks", "1025"}, "--ranks is 1025, expected 0 to 1024"},
+      {{"--comm", "tcp"}, "--comm is tcp, expected threads or mpi"},
+      {{"--precision", "e4m3"}, "--precision is e4m3, expected bf16, fp16 or"},
+      {{"--pin_memory", "no"}, "--pin_memory is no, expected on or off"},
+      {{"--link_gbps", "-1"}, "--link_gbps is -1, expected"},
+      {{"--ratio", "2"}, "--ratio is 2, expected a number from 0 to 1"},
+      {{"--micro_batches", "0"}, "--micro_batches is 0"},
+      {{"--trace", "/nonexistent/trace"},
+       "--trace /nonexistent/trace: No such file"},
   };
   for (const auto& c : cases) {
     std::vector<std::string> arguments = {"train", "--text", path_};

@@ -5,9 +5,8 @@
 
 namespace onepass {
 
-void AddThreadsFlag(Flags& flags, int64_t* threads) {
-  flags.Add("threads", threads, "threads",
-            "0: one for each processor allowed.");
+void AddThreadsFlag(Flags& flags, int64_t* threads, absl::string_view help) {
+  flags.Add("threads", threads, "threads", help);
 }
 
 absl::Status CheckThreads(int64_t threads) {

@@ -15,12 +15,15 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "tools/command_line.h"
 
 namespace onepass {
 
-// --threads, for ThreadPoolOptions::threads.
-void AddThreadsFlag(Flags& flags, int64_t* threads);
+// --threads, for ThreadPoolOptions::threads; `help` where there is more to say.
+void AddThreadsFlag(
+    Flags& flags, int64_t* threads,
+    absl::string_view help = "0: one for each processor allowed.");
 // InvalidArgument: a number that no pool can have.
 absl::Status CheckThreads(int64_t threads);
 

@@ -9,6 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "dispatch/fp_environment.h"
+#include "dispatch/return_if_error.h"
+#include "tools/checked_int.h"
 
 namespace onepass {
 namespace {
@@ -63,36 +65,6 @@ std::vector<Layer> MakeLayers(const LanguageModelOptions& options) {
   return layers;
 }
 
-// An integer that remembers whether a result did not fit.
-class Checked {
- public:
-  Checked(int64_t value) : value_(value) {}  // NOLINT: meant to convert
-
-  friend Checked operator+(Checked a, Checked b) {
-    Checked sum(0);
-    sum.overflow_ = __builtin_add_overflow(a.value_, b.value_, &sum.value_) ||
-                    a.overflow_ || b.overflow_;
-    return sum;
-  }
-  friend Checked operator*(Checked a, Checked b) {
-    Checked product(0);
-    product.overflow_ =
-        __builtin_mul_overflow(a.value_, b.value_, &product.value_) ||
-        a.overflow_ || b.overflow_;
-    return product;
-  }
-
-  absl::StatusOr<int64_t> Get(absl::string_view what) const {
-    if (!overflow_) return value_;
-    return absl::OutOfRangeError(
-        absl::StrCat("the number of ", what, " does not fit 64 bits"));
-  }
-
- private:
-  int64_t value_;
-  bool overflow_ = false;
-};
-
 }  // namespace
 
 // outputs[0] is the window of embeddings, outputs[i] what layer i makes of
@@ -106,22 +78,23 @@ struct LanguageModel::Activations {
 
 absl::StatusOr<int64_t> LanguageModel::ParameterCount(
     const LanguageModelOptions& options) {
-  const Checked hidden = options.hidden;
-  const Checked inputs = Checked(options.context) * options.embedding;
-  const Checked count = Checked(kSymbols) * options.embedding +
-                        hidden * (inputs + 1) +
-                        Checked(options.layers - 1) * hidden * (hidden + 1) +
-                        Checked(kSymbols) * (hidden + 1);
+  const CheckedInt hidden = options.hidden;
+  const CheckedInt inputs = CheckedInt(options.context) * options.embedding;
+  const CheckedInt count =
+      CheckedInt(kSymbols) * options.embedding + hidden * (inputs + 1) +
+      CheckedInt(options.layers - 1) * hidden * (hidden + 1) +
+      CheckedInt(kSymbols) * (hidden + 1);
   return count.Get("parameters");
 }
 
 absl::StatusOr<int64_t> LanguageModel::ActivationBytes(
     const LanguageModelOptions& options, int64_t max_batch) {
-  const Checked column = Checked(options.context) * options.embedding +
-                         Checked(options.layers) * options.hidden + kSymbols;
-  const Checked bytes =
-      Checked(max_batch) *
-      (Checked(2 * sizeof(float)) * column + Checked(sizeof(double)));
+  const CheckedInt column = CheckedInt(options.context) * options.embedding +
+                            CheckedInt(options.layers) * options.hidden +
+                            kSymbols;
+  const CheckedInt bytes =
+      CheckedInt(max_batch) *
+      (CheckedInt(2 * sizeof(float)) * column + CheckedInt(sizeof(double)));
   return bytes.Get("bytes between layers");
 }
 
@@ -133,7 +106,10 @@ LanguageModel::LanguageModel(const LanguageModelOptions& options,
       activations_(std::make_unique<Activations>()) {
   FixSummationOrder();
   const int64_t inputs = options.context * options.embedding;
+  int64_t numbers = 0;
   for (size_t i = 0; i < layers_.size(); ++i) {
+    first_numbers_.push_back(numbers);
+    numbers += WeightsWithoutBias(static_cast<int>(i));
     const int64_t rows = i == 0 ? inputs : layers_[i].rows;
     activations_->outputs.emplace_back(rows, max_batch);
     activations_->deltas.emplace_back(rows, max_batch);
@@ -143,31 +119,36 @@ LanguageModel::LanguageModel(const LanguageModelOptions& options,
 
 LanguageModel::~LanguageModel() = default;
 
-void LanguageModel::Initialize(
-    uint64_t seed, absl::Span<const absl::Span<float>> weights) const {
+void LanguageModel::InitialWeights(uint64_t seed, int layer, int64_t offset,
+                                   absl::Span<float> values) const {
+  const int64_t end = WeightsWithoutBias(layer);
+  const float bound =
+      layer == 0
+          ? 1.0f
+          : std::sqrt(6.0f / static_cast<float>(layers_[layer].columns - 1 +
+                                                layers_[layer].rows));
   Random random(seed);
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const Layer& layer = layers_[i];
-    const bool has_bias = i > 0;
-    const int64_t inputs = layer.columns - (has_bias ? 1 : 0);
-    const float bound =
-        has_bias ? std::sqrt(6.0f / static_cast<float>(inputs + layer.rows))
-                 : 1.0f;
-    const auto bias = weights[i].begin() + layer.rows * inputs;
-    std::generate(weights[i].begin(), bias,
-                  [&] { return random.Symmetric() * bound; });
-    std::fill(bias, weights[i].end(), 0.0f);
+  random.Skip(first_numbers_[layer] + offset);
+  for (float& value : values) {
+    value = offset++ < end ? random.Symmetric() * bound : 0;
   }
 }
 
-double LanguageModel::Forward(
+int64_t LanguageModel::WeightsWithoutBias(int layer) const {
+  const Layer& of = layers_[layer];
+  return of.rows * (of.columns - (layer > 0 ? 1 : 0));
+}
+
+absl::StatusOr<double> LanguageModel::Forward(
     absl::string_view text, absl::Span<const int64_t> positions,
-    absl::Span<const absl::Span<const float>> weights) {
+    GetWeights get_weights) {
   const int64_t batch = static_cast<int64_t>(positions.size());
   std::vector<Matrix>& outputs = activations_->outputs;
   Eigen::VectorXd& losses = activations_->losses;
 
-  const auto embedding = AsMatrix(layers_[0], weights[0]);
+  absl::Span<const float> weights;
+  ONEPASS_ASSIGN_OR_RETURN(weights, get_weights(0, /*backward=*/false));
+  const auto embedding = AsMatrix(layers_[0], weights);
   ForTiles(pool_, batch, [&](int64_t first, int64_t count) {
     for (int64_t b = first; b < first + count; ++b) {
       const char* window = text.data() + positions[b] - options_.context;
@@ -180,7 +161,9 @@ double LanguageModel::Forward(
 
   for (size_t i = 1; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    const auto w = AsMatrix(layer, weights[i]);
+    ONEPASS_ASSIGN_OR_RETURN(
+        weights, get_weights(static_cast<int>(i), /*backward=*/false));
+    const auto w = AsMatrix(layer, weights);
     const int64_t inputs = layer.columns - 1;
     const auto x = outputs[i - 1].leftCols(batch);
     const bool hidden = i + 1 < layers_.size();
@@ -211,29 +194,35 @@ double LanguageModel::Forward(
   return loss / static_cast<double>(batch);
 }
 
-double LanguageModel::ForwardBackward(
+absl::StatusOr<double> LanguageModel::ForwardBackward(
     absl::string_view text, absl::Span<const int64_t> positions,
-    absl::Span<const absl::Span<const float>> weights,
-    absl::Span<const absl::Span<float>> gradients) {
-  const double loss = Forward(text, positions, weights);
+    double loss_scale, GetWeights get_weights,
+    absl::Span<float> gradient_buffer, TakeGradient take_gradient) {
+  double loss;
+  ONEPASS_ASSIGN_OR_RETURN(loss, Forward(text, positions, get_weights));
   const int64_t batch = static_cast<int64_t>(positions.size());
   const std::vector<Matrix>& outputs = activations_->outputs;
   std::vector<Matrix>& deltas = activations_->deltas;
 
   // Of the mean cross entropy after softmax: (p - [target]) / batch.
+  const float scale =
+      static_cast<float>(loss_scale / static_cast<double>(batch));
   ForTiles(pool_, batch, [&](int64_t first, int64_t count) {
     for (int64_t b = first; b < first + count; ++b) {
       auto delta = deltas.back().col(b);
       delta = outputs.back().col(b);
       delta(static_cast<uint8_t>(text[positions[b]])) -= 1.0f;
-      delta /= static_cast<float>(batch);
+      delta *= scale;
     }
   });
 
   for (size_t i = layers_.size() - 1; i > 0; --i) {
     const Layer& layer = layers_[i];
-    const auto w = AsMatrix(layer, weights[i]);
-    auto gradient = AsMatrix(layer, gradients[i]);
+    absl::Span<const float> weights;
+    ONEPASS_ASSIGN_OR_RETURN(
+        weights, get_weights(static_cast<int>(i), /*backward=*/true));
+    const auto w = AsMatrix(layer, weights);
+    auto gradient = AsMatrix(layer, gradient_buffer.first(layer.numel()));
     const int64_t inputs = layer.columns - 1;
     const auto x = outputs[i - 1].leftCols(batch);
     const auto delta = deltas[i].leftCols(batch);
@@ -251,9 +240,11 @@ double LanguageModel::ForwardBackward(
         below.array() *= 1.0f - x.middleRows(first, count).array().square();
       }
     });
+    ONEPASS_RETURN_IF_ERROR(take_gradient(static_cast<int>(i)));
   }
 
-  auto gradient = AsMatrix(layers_[0], gradients[0]);
+  auto gradient =
+      AsMatrix(layers_[0], gradient_buffer.first(layers_[0].numel()));
   ForTiles(pool_, options_.embedding, [&](int64_t first, int64_t count) {
     gradient.middleRows(first, count).setZero();
     for (int64_t b = 0; b < batch; ++b) {
@@ -264,6 +255,7 @@ double LanguageModel::ForwardBackward(
       }
     }
   });
+  ONEPASS_RETURN_IF_ERROR(take_gradient(0));
   return loss;
 }
 

@@ -4,9 +4,18 @@
 // direct connections).
 //
 //   LanguageModel model(options, /*max_batch=*/64, *pool);
-//   model.Initialize(seed, weights);  // weights[i] is of model.layers()[i]
-//   double loss =
-//       model.ForwardBackward(text, positions, weights, gradients);
+//   for (int i = 0; i < layers; ++i) {
+//     model.InitialWeights(seed, i, 0, weights[i]);   // of model.layers()[i]
+//   }
+//   ASSIGN_OR_RETURN(
+//       double loss,
+//       model.ForwardBackward(
+//           text, positions, /*loss_scale=*/1,
+//           [&](int i, bool backward) { return weights[i]; }, buffer,
+//           [&](int i) { return Add(buffer, gradients[i]); }));
+//
+// One layer at a time has its weights or its gradient in memory: the model asks
+// for the weights of a layer when it comes to it, and gives its gradient away.
 //
 // The same inputs give the same bits for any number of threads: work is cut
 // into tiles of fixed size, and each tile adds in a fixed order. To change the
@@ -20,6 +29,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -63,28 +74,45 @@ class LanguageModel {
 
   const std::vector<Layer>& layers() const { return layers_; }
 
-  // Random weights (Glorot and Bengio 2010), the same for the same seed on
-  // every platform; biases are 0. As many spans as layers, of numel() each.
-  void Initialize(uint64_t seed,
-                  absl::Span<const absl::Span<float>> weights) const;
+  // Elements [offset, offset + values.size()) of the first weights of a layer:
+  // random (Glorot and Bengio 2010), the same for the same seed on every
+  // platform; biases are 0.
+  void InitialWeights(uint64_t seed, int layer, int64_t offset,
+                      absl::Span<float> values) const;
+
+  // The weights of a layer, numel() of them, which stay until the next call.
+  // Forward layers are asked for in order, backward from the last to number 1.
+  using GetWeights = absl::FunctionRef<absl::StatusOr<absl::Span<const float>>(
+      int layer, bool backward)>;
+  // Takes the gradient of a layer out of the buffer.
+  using TakeGradient = absl::FunctionRef<absl::Status(int layer)>;
 
   // The mean over `positions` (1 to max_batch) of -ln p(text[position]), given
   // the `context` bytes before each position; context <= position <
-  // text.size().
-  double Forward(absl::string_view text, absl::Span<const int64_t> positions,
-                 absl::Span<const absl::Span<const float>> weights);
+  // text.size(). Errors are those of `get_weights`.
+  absl::StatusOr<double> Forward(absl::string_view text,
+                                 absl::Span<const int64_t> positions,
+                                 GetWeights get_weights);
 
-  // The same, and its derivatives in `gradients`, which are overwritten.
-  double ForwardBackward(absl::string_view text,
-                         absl::Span<const int64_t> positions,
-                         absl::Span<const absl::Span<const float>> weights,
-                         absl::Span<const absl::Span<float>> gradients);
+  // The same, and the derivatives of `loss_scale` times that mean: of each
+  // layer, from the last to the first, written to `gradient_buffer`, which
+  // holds those of the largest.
+  absl::StatusOr<double> ForwardBackward(absl::string_view text,
+                                         absl::Span<const int64_t> positions,
+                                         double loss_scale,
+                                         GetWeights get_weights,
+                                         absl::Span<float> gradient_buffer,
+                                         TakeGradient take_gradient);
 
  private:
   struct Activations;  // hides Eigen, which takes long to compile
 
+  int64_t WeightsWithoutBias(int layer) const;
+
   const LanguageModelOptions options_;
   const std::vector<Layer> layers_;
+  // Of the random ones that make the weights of each.
+  std::vector<int64_t> first_numbers_;
   ThreadPool& pool_;
   const std::unique_ptr<Activations> activations_;
 };
@@ -95,8 +123,11 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
 
+  // As after `count` calls of Next().
+  void Skip(int64_t count) { state_ += kStep * static_cast<uint64_t>(count); }
+
   uint64_t Next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15);
+    uint64_t z = (state_ += kStep);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
     return z ^ (z >> 31);
@@ -114,6 +145,8 @@ class Random {
   }
 
  private:
+  static constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
+
   uint64_t state_;
 };
 

@@ -1,10 +1,12 @@
 #include "tools/language_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,39 +20,47 @@ namespace {
 
 using Buffers = std::vector<std::vector<float>>;
 
-template <typename T>
-std::vector<absl::Span<T>> Spans(Buffers& buffers) {
-  return std::vector<absl::Span<T>>(buffers.begin(), buffers.end());
-}
-
-std::vector<absl::Span<float>> MutableSpans(Buffers& buffers) {
-  std::vector<absl::Span<float>> spans;
-  for (std::vector<float>& buffer : buffers) {
-    spans.push_back(absl::MakeSpan(buffer));
-  }
-  return spans;
-}
-
 struct Model {
   Model(const LanguageModelOptions& options, int64_t batch, int threads)
       : pool(*ThreadPool::Create({threads})), model(options, batch, *pool) {
+    size_t largest = 0;
     for (const Layer& layer : model.layers()) {
+      const int index = static_cast<int>(weights.size());
       weights.emplace_back(layer.numel());
-      gradients.emplace_back(layer.numel(), 7.0f);  // is overwritten
+      gradients.emplace_back();
+      model.InitialWeights(/*seed=*/5, index, 0,
+                           absl::MakeSpan(weights.back()));
+      largest = std::max(largest, weights.back().size());
     }
-    model.Initialize(/*seed=*/5, MutableSpans(weights));
+    buffer.resize(largest, 7.0f);  // is overwritten
   }
 
   double ForwardBackward(const std::string& text,
-                         const std::vector<int64_t>& positions) {
-    return model.ForwardBackward(text, positions, Spans<const float>(weights),
-                                 MutableSpans(gradients));
+                         const std::vector<int64_t>& positions,
+                         double loss_scale = 1) {
+    return model
+        .ForwardBackward(
+            text, positions, loss_scale,
+            [this](int layer, bool backward) {
+              asked.emplace_back(layer, backward);
+              return absl::MakeConstSpan(weights[layer]);
+            },
+            absl::MakeSpan(buffer),
+            [this](int layer) {
+              gradients[layer].assign(buffer.begin(),
+                                      buffer.begin() + weights[layer].size());
+              return absl::OkStatus();
+            })
+        .value();
   }
 
   std::unique_ptr<ThreadPool> pool;
   LanguageModel model;
   Buffers weights;
   Buffers gradients;
+  std::vector<float> buffer;
+  // Layers whose weights were asked for, and whether backward.
+  std::vector<std::pair<int, bool>> asked;
 };
 
 // The network as its definition reads, one position at a time, in double.
@@ -133,6 +143,78 @@ TEST(LanguageModelTest, GradientIsThatOfTheDefinition) {
     }
   }
   EXPECT_GT(not_zero, 500);
+}
+
+TEST(LanguageModelTest, AsksForLayersInOrder) {
+  LanguageModelOptions options;
+  options.layers = 2;
+  Model model(options, 2, 1);
+  model.ForwardBackward("abcdefghijkl", {8, 9});
+  EXPECT_EQ(model.asked, (std::vector<std::pair<int, bool>>{{0, false},
+                                                            {1, false},
+                                                            {2, false},
+                                                            {3, false},
+                                                            {3, true},
+                                                            {2, true},
+                                                            {1, true}}));
+}
+
+TEST(LanguageModelTest, LossScaleMultipliesGradientsOnly) {
+  LanguageModelOptions options;
+  Model one(options, 4, 1);
+  Model scaled(options, 4, 1);
+  const std::string text = "the quick brown fox";
+  EXPECT_EQ(scaled.ForwardBackward(text, {8, 9, 10, 11}, 1024),
+            one.ForwardBackward(text, {8, 9, 10, 11}));
+  for (size_t i = 0; i < one.gradients.size(); ++i) {
+    for (float& value : one.gradients[i]) value *= 1024;
+    EXPECT_EQ(scaled.gradients[i], one.gradients[i]) << i;
+  }
+}
+
+TEST(LanguageModelTest, ErrorsOfLayersEndIt) {
+  LanguageModelOptions options;
+  Model model(options, 1, 1);
+  for (int calls = 0; calls < 6; ++calls) {
+    int left = calls;
+    const auto status = [&] {
+      return left-- == 0 ? absl::InternalError("struck") : absl::OkStatus();
+    };
+    int taken = 0;
+    const auto loss = model.model.ForwardBackward(
+        "abcdefghijkl", {8}, 1,
+        [&](int layer, bool) -> absl::StatusOr<absl::Span<const float>> {
+          if (absl::Status error = status(); !error.ok()) return error;
+          return absl::MakeConstSpan(model.weights[layer]);
+        },
+        absl::MakeSpan(model.buffer),
+        [&](int) {
+          ++taken;
+          return status();
+        });
+    EXPECT_EQ(loss.status().message(), "struck") << calls;
+    EXPECT_EQ(taken, calls < 5 ? 0 : 1) << calls;
+  }
+}
+
+// Any part of a layer is what a whole one has there.
+TEST(LanguageModelTest, InitialWeightsBeginAnywhere) {
+  LanguageModelOptions options;
+  options.hidden = 30;
+  const Model model(options, 1, 1);
+  for (size_t layer = 0; layer < model.weights.size(); ++layer) {
+    const std::vector<float>& whole = model.weights[layer];
+    if (layer > 0) {
+      EXPECT_NE(whole[0], model.weights[layer - 1][0]);
+    }
+    for (const size_t offset :
+         {size_t{1}, whole.size() / 2, whole.size() - 3}) {
+      std::vector<float> part(whole.size() - offset);
+      model.model.InitialWeights(5, static_cast<int>(layer), offset,
+                                 absl::MakeSpan(part));
+      EXPECT_EQ(part, std::vector<float>(whole.begin() + offset, whole.end()));
+    }
+  }
 }
 
 TEST(LanguageModelTest, ThreadsDoNotChangeTheBits) {

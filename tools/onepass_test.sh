@@ -74,7 +74,7 @@ else
   # Hardly any weights: 27 MiB of numbers, and ten times that for what keeps them.
   (expect_within 200000 1 ERR 'MiB are available' "${small[@]}" --hidden 1 --layers 500000) || failures=1
   # 300 MiB would fit, but for the stacks of 20 threads.
-  (expect_within 400000 1 ERR 'out of memory' "${small[@]}" --hidden 3500 --layers 2 --threads 20) || failures=1
+  (expect_within 400000 1 ERR 'Cannot allocate memory' "${small[@]}" --hidden 3000 --layers 2 --threads 20) || failures=1
 fi
 
 if "$run" "$onepass" kernels >/dev/full 2>"$dir/ERR"; then

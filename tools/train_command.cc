@@ -1,5 +1,5 @@
-// onepass train: trains a language model on a text, with the optimizer on the
-// CPU.
+// onepass train: trains a language model on a text, with ZeRO stage 3 on ranks
+// that are threads or MPI processes, and the optimizer on the CPU.
 
 #include <algorithm>
 #include <cerrno>
@@ -10,22 +10,34 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "dispatch/communicator.h"
+#include "dispatch/dtype.h"
+#include "dispatch/host_device.h"
 #include "dispatch/kernel.h"
+#include "dispatch/return_if_error.h"
 #include "dispatch/thread_pool.h"
 #include "nlohmann/json.hpp"
+#include "offload/step_trace.h"
+#include "tools/checked_int.h"
+#include "tools/chrome_trace.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/common_flags.h"
 #include "tools/memory.h"
+#include "tools/mpi_rank.h"
+#include "tools/ranks.h"
 #include "tools/select_kernel.h"
 #include "tools/trainer.h"
 
@@ -69,6 +81,57 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t bytes) {
   return text;
 }
 
+// Whether the file can be written, without changing what is in it.
+absl::Status CheckWritable(const std::string& path) {
+  if (std::ofstream(path, std::ios::app)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--trace ", path, ": ", std::strerror(errno)));
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& content) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << content;
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("--trace ", path, ": ", std::strerror(errno)));
+}
+
+absl::StatusOr<DType> ParsePrecision(const std::string& name) {
+  for (const DType type :
+       {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    if (name == Name(type)) return type;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--precision is ", name, ", expected bf16, fp16 or fp32"));
+}
+
+absl::StatusOr<bool> ParseOnOff(absl::string_view flag,
+                                const std::string& value) {
+  if (value == "on" || value == "off") return value == "on";
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " is ", value, ", expected on or off"));
+}
+
+// The texts of all ranks, in order. Collective.
+absl::StatusOr<std::string> Concatenate(Communicator& communicator,
+                                        std::string text) {
+  const int64_t size = static_cast<int64_t>(text.size());
+  std::vector<int64_t> sizes(communicator.size());
+  ONEPASS_RETURN_IF_ERROR(
+      communicator.AllGather(&size, sizes.data(), sizeof(size)));
+  const int64_t most = *std::max_element(sizes.begin(), sizes.end());
+  text.resize(most);
+  std::string padded(most * communicator.size(), '\0');
+  ONEPASS_RETURN_IF_ERROR(
+      communicator.AllGather(text.data(), padded.data(), most));
+  std::string all;
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    all.append(padded, rank * most, sizes[rank]);
+  }
+  return all;
+}
+
 double BitsOf(double nats) { return nats / std::log(2.0); }
 
 // What happened since the last progress line.
@@ -94,7 +157,10 @@ class TrainCommand : public Command {
     flags.Add("text", &text_, "file",
               "What to learn; the last tenth is held out.");
     flags.Add("steps", &options_.steps, "updates", "Length of the training.");
-    flags.Add("batch", &options_.batch, "positions", "Positions in a step.");
+    flags.Add("batch", &options_.batch, "positions",
+              "Positions of a rank in a micro-batch.");
+    flags.Add("micro_batches", &options_.micro_batches, "micro-batches",
+              "Whose gradients are added up for a step.");
     flags.Add("context", &model.context, "bytes",
               "Bytes before the predicted one.");
     flags.Add("embedding", &model.embedding, "numbers",
@@ -106,16 +172,37 @@ class TrainCommand : public Command {
               "Largest norm of the gradient; 0: no limit.");
     flags.Add("seed", &options_.seed, "number",
               "Seed of weights and positions.");
-    AddThreadsFlag(flags, &threads_);
+    flags.Add("precision", &precision_, "type",
+              "Of weights and gradients on the device: bf16, fp16 (with a "
+              "dynamic loss scale) or fp32.");
+    flags.Add("ranks", &ranks_, "ranks",
+              "0: one, or of MPI those that mpirun started.");
+    flags.Add("comm", &comm_, "kind",
+              "What ranks are: threads, or mpi (under mpirun).");
+    AddThreadsFlag(flags, &threads_,
+                   "Of each rank. 0: the processors allowed, shared by the "
+                   "ranks that run on them.");
     AddKernelFlag(flags, &kernel_);
+    flags.Add("ratio", &options_.ratio, "part",
+              "Of the parameters that the CPU updates; the device updates the "
+              "others.");
     flags.Add("piece_numel", &options_.piece_numel, "elements",
               "Piece of the fused step; up to 4096 elements run on one "
               "thread.");
-    flags.Add(
-        "fused", &fused_,
-        "Scale, step and bf16 copy in one pass, by pieces. [the default]");
+    flags.Add("staging_buffers", &options_.staging_buffers, "buffers",
+              "For pieces on their way to the device.");
+    flags.Add("sub_group_numel", &options_.sub_group_numel, "elements",
+              "Of one allocation of state on the CPU.");
+    flags.Add("pin_memory", &pin_memory_, "on|off",
+              "Off: copies to the device are not fused.");
+    flags.Add("link_gbps", &link_gbps_, "GB/s",
+              "Simulated link to the device, each way; 0: none.");
+    flags.Add("fused", &fused_,
+              "Scale, step and copy in one pass, by pieces. [the default]");
     flags.Add("separate", &options_.separate,
-              "A pass each for scale, step and bf16 copy.");
+              "A pass each for scale, step and copy.");
+    flags.Add("trace", &trace_, "file",
+              "Gets what each step did and when, for Perfetto. [none]");
     flags.Add("json", &json_, "Print a JSON object a line.");
   }
 
@@ -124,94 +211,204 @@ class TrainCommand : public Command {
       return absl::InvalidArgumentError(
           "--fused and --separate exclude each other");
     }
-    const absl::Status threads = CheckThreads(threads_);
-    if (!threads.ok()) return threads;
+    ONEPASS_RETURN_IF_ERROR(CheckThreads(threads_));
+    if (!(link_gbps_ >= 0) || !std::isfinite(link_gbps_)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--link_gbps is ", link_gbps_,
+                       ", expected a finite number of at least 0"));
+    }
+    ONEPASS_ASSIGN_OR_RETURN(options_.precision, ParsePrecision(precision_));
+    ONEPASS_ASSIGN_OR_RETURN(options_.pin_memory,
+                             ParseOnOff("--pin_memory", pin_memory_));
     const absl::StatusOr<KernelChoice> choice = ChooseKernel(kernel_);
     if (!choice.ok()) return choice.status();
     if (!choice->selected.ok()) return choice->selected.status();
-    absl::StatusOr<std::string> text = LoadText();
-    if (!text.ok()) return text.status();
-    const absl::StatusOr<std::unique_ptr<ThreadPool>> pool =
-        ThreadPool::Create({static_cast<int>(threads_)});
-    if (!pool.ok()) return pool.status();
-    const absl::StatusOr<std::unique_ptr<Trainer>> trainer =
-        Trainer::Create(**choice->selected, **pool, options_, *std::move(text));
-    if (!trainer.ok()) return trainer.status();
+    const Kernel& kernel = **choice->selected;
 
-    if (!options_.separate && !(*trainer)->fused()) {
-      err << "kernel " << (*choice->selected)->name
-          << " writes no bf16 copies: casting after the step\n";
-    }
-    if (!json_) {
-      out << absl::StreamFormat(
-          "%d parameters, kernel %s, %d threads, %s step\n",
-          (*trainer)->parameters(), (*choice->selected)->name,
-          (*pool)->threads(), (*trainer)->fused() ? "fused" : "separate");
-    }
-    return Train(**choice->selected, **pool, **trainer, out);
+    if (comm_ == "threads") return RunThreads(kernel, out, err);
+    if (comm_ == "mpi") return RunMpi(kernel, out, err);
+    return absl::InvalidArgumentError(
+        absl::StrCat("--comm is ", comm_, ", expected threads or mpi"));
   }
 
  private:
+  absl::Status RunThreads(const Kernel& kernel, std::ostream& out,
+                          std::ostream& err) {
+    if (ranks_ < 0 || ranks_ > kMaxThreadRanks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--ranks is ", ranks_, ", expected 0 to ",
+                       kMaxThreadRanks, " that are threads"));
+    }
+    const int ranks = std::max(static_cast<int>(ranks_), 1);
+    std::string text;
+    ONEPASS_ASSIGN_OR_RETURN(text, LoadText(ranks, ranks, /*processes=*/1));
+    if (!trace_.empty()) ONEPASS_RETURN_IF_ERROR(CheckWritable(trace_));
+    return RunThreadRanks(ranks, [&](Communicator& communicator) {
+      return TrainRank(communicator, kernel, text, out, err);
+    });
+  }
+
+  absl::Status RunMpi(const Kernel& kernel, std::ostream& out,
+                      std::ostream& err) {
+    std::unique_ptr<Communicator> communicator;
+    ONEPASS_ASSIGN_OR_RETURN(communicator, CreateMpiRank());
+    const int ranks = communicator->size();
+    if (ranks_ != 0 && ranks_ != ranks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--ranks is ", ranks_, ", and mpirun started ", ranks));
+    }
+    RankNeighbours neighbours;
+    ONEPASS_ASSIGN_OR_RETURN(neighbours, FindNeighbours(*communicator));
+    std::string text;
+    ONEPASS_ASSIGN_OR_RETURN(
+        text, LoadText(ranks, neighbours.on_host, neighbours.on_host));
+    const bool first = communicator->rank() == 0;
+    if (first && !trace_.empty()) {
+      ONEPASS_RETURN_IF_ERROR(CheckWritable(trace_));
+    }
+    std::ostream nowhere(nullptr);
+    return TrainRank(*communicator, kernel, text, first ? out : nowhere,
+                     first ? err : nowhere);
+  }
+
   // Checks everything that can be checked without allocating, then reads.
-  absl::StatusOr<std::string> LoadText() const {
+  // `on_host` of the ranks are on this host, in `processes`.
+  absl::StatusOr<std::string> LoadText(int ranks, int on_host,
+                                       int processes) const {
     const absl::StatusOr<int64_t> text_bytes = TextBytes(text_);
     if (!text_bytes.ok()) return text_bytes.status();
-    const absl::StatusOr<int64_t> needed = TrainingBytes(options_, *text_bytes);
-    if (!needed.ok()) return needed.status();
-    const absl::Status fits = CheckMemory(
-        "training", *needed,
-        "lower --hidden, --layers, --context, --embedding or --batch");
-    if (!fits.ok()) return fits;
+    const absl::StatusOr<int64_t> of_rank =
+        TrainingBytes(options_, *text_bytes, ranks);
+    if (!of_rank.ok()) return of_rank.status();
+    int64_t needed;
+    ONEPASS_ASSIGN_OR_RETURN(needed, (CheckedInt(*of_rank) * on_host +
+                                      CheckedInt(*text_bytes) * processes)
+                                         .Get("bytes of all ranks"));
+    ONEPASS_RETURN_IF_ERROR(CheckMemory(
+        "training", needed,
+        "lower --hidden, --layers, --context, --embedding, --batch or "
+        "--ranks"));
     return ReadText(text_, *text_bytes);
   }
 
-  absl::Status Train(const Kernel& kernel, const ThreadPool& pool,
-                     Trainer& trainer, std::ostream& out) {
+  // What each rank does. Only rank 0 writes to the streams.
+  absl::Status TrainRank(Communicator& communicator, const Kernel& kernel,
+                         absl::string_view text, std::ostream& out,
+                         std::ostream& err) const {
+    const bool first = communicator.rank() == 0;
+    RankNeighbours neighbours;
+    ONEPASS_ASSIGN_OR_RETURN(neighbours, FindNeighbours(communicator));
+    const int threads = threads_ > 0
+                            ? static_cast<int>(threads_)
+                            : std::max(ThreadPool::AllowedProcessors() /
+                                           neighbours.on_processors,
+                                       1);
+    std::unique_ptr<ThreadPool> pool;
+    ONEPASS_ASSIGN_OR_RETURN(pool, ThreadPool::Create({threads}));
+    HostDeviceOptions device_options;
+    device_options.link_bytes_per_s = link_gbps_ * 1e9;
+    std::unique_ptr<HostDevice> device;
+    ONEPASS_ASSIGN_OR_RETURN(device,
+                             HostDevice::Create(kernel, device_options));
+    std::unique_ptr<Communicator> for_trace;
+    ONEPASS_ASSIGN_OR_RETURN(for_trace, communicator.Duplicate());
+    std::unique_ptr<Trainer> trainer;
+    ONEPASS_ASSIGN_OR_RETURN(
+        trainer, Trainer::Create({kernel, *device, *pool}, communicator,
+                                 options_, text));
+    StepTrace trace;
+    std::string events;
+    if (!trace_.empty()) {
+      ONEPASS_RETURN_IF_ERROR(trainer->SetTrace(&trace));
+      events = TraceRowNames(communicator.rank());
+    }
+
+    if (first && !json_) {
+      out << absl::StreamFormat(
+          "%d parameters in %s, kernel %s, %s of %s, %s step\n",
+          trainer->parameters(), precision_, kernel.name,
+          Counted(communicator.size(), "rank"), Counted(threads, "thread"),
+          options_.separate ? "separate" : "fused");
+    }
     const int64_t every = std::max<int64_t>(options_.steps / kProgressLines, 1);
     int64_t skipped = 0;
+    bool fused = false;
     Interval interval;
     for (int64_t i = 1; i <= options_.steps; ++i) {
-      const absl::StatusOr<TrainStep> step = trainer.Step();
-      if (!step.ok()) return step.status();
-      if (step->skipped) ++skipped;
+      TrainStep step;
+      ONEPASS_ASSIGN_OR_RETURN(step, trainer->Step());
+      AppendTraceEvents(communicator.rank(), i, trace.spans, &events);
+      trace.spans.clear();
+      const StepReport& report = step.report;
+      fused = report.scale_fused && report.copy_fused;
+      if (first && i == 1 && !options_.separate && !report.copy_fused) {
+        err << "copies to the device are not fused: " << report.copy_reason
+            << "\n";
+      }
+      if (report.skipped) ++skipped;
       ++interval.steps;
-      interval.loss += step->loss;
-      interval.optimizer_s += step->optimizer_s;
-      if (i % every == 0 || i == options_.steps) {
-        PrintProgress(i, interval, *step, skipped, out);
+      interval.loss += step.loss;
+      interval.optimizer_s += step.optimizer_s;
+      if (first && (i % every == 0 || i == options_.steps)) {
+        PrintProgress(i, interval, report, skipped, communicator.size(), out);
         interval = Interval();
       }
     }
-    const absl::StatusOr<double> bits = trainer.HeldOutBits();
-    if (!bits.ok()) return bits.status();
-    const double baseline = trainer.FrequencyBits();
-    if (json_) {
-      out << nlohmann::ordered_json{{"steps", options_.steps},
-                                    {"skipped", skipped},
-                                    {"parameters", trainer.parameters()},
-                                    {"kernel", kernel.name},
-                                    {"threads", pool.threads()},
-                                    {"fused", trainer.fused()},
-                                    {"bits_per_byte", *bits},
-                                    {"baseline_bits_per_byte", baseline},
-                                    {"digest", trainer.Digest()}}
-                 .dump()
-          << "\n";
-    } else {
-      out << absl::StreamFormat(
-          "held out: %.4f bits a byte; by frequencies of bytes alone: %.4f\n"
-          "skipped steps: %d\n"
-          "digest: %s\n",
-          *bits, baseline, skipped, trainer.Digest());
+    double bits;
+    ONEPASS_ASSIGN_OR_RETURN(bits, trainer->HeldOutBits());
+    std::string digest;
+    ONEPASS_ASSIGN_OR_RETURN(digest, trainer->Digest());
+    if (!trace_.empty()) {
+      ONEPASS_ASSIGN_OR_RETURN(events,
+                               Concatenate(*for_trace, std::move(events)));
+      if (first) {
+        ONEPASS_RETURN_IF_ERROR(WriteFile(trace_, TraceFile(events)));
+      }
     }
-    if (std::isfinite(*bits)) return absl::OkStatus();
+    if (first) {
+      const int64_t weights =
+          trainer->parameters() * ByteSize(options_.precision);
+      if (json_) {
+        out << nlohmann::ordered_json{{"steps", options_.steps},
+                                      {"skipped", skipped},
+                                      {"parameters", trainer->parameters()},
+                                      {"precision", precision_},
+                                      {"kernel", kernel.name},
+                                      {"ranks", communicator.size()},
+                                      {"comm", comm_},
+                                      {"threads", threads},
+                                      {"fused", fused},
+                                      {"weights_bytes", weights},
+                                      {"gathered_peak_bytes",
+                                       trainer->gathered().peak},
+                                      {"bits_per_byte", bits},
+                                      {"baseline_bits_per_byte",
+                                       trainer->FrequencyBits()},
+                                      {"digest", digest}}
+                   .dump()
+            << "\n";
+      } else {
+        out << absl::StreamFormat(
+            "held out: %.4f bits a byte; by frequencies of bytes alone: %.4f\n"
+            "skipped steps: %d\n"
+            "weights gathered at once: at most %d bytes, of %d\n"
+            "digest: %s\n",
+            bits, trainer->FrequencyBits(), skipped, trainer->gathered().peak,
+            weights, digest);
+      }
+    }
+    if (std::isfinite(bits)) return absl::OkStatus();
     return absl::OutOfRangeError(
-        absl::StrCat("training diverged: the held-out loss is ", *bits,
+        absl::StrCat("training diverged: the held-out loss is ", bits,
                      " with --lr ", options_.lr));
   }
 
+  static std::string Counted(int count, absl::string_view what) {
+    return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+  }
+
   void PrintProgress(int64_t step, const Interval& interval,
-                     const TrainStep& last, int64_t skipped,
+                     const StepReport& last, int64_t skipped, int ranks,
                      std::ostream& out) const {
     const double elapsed =
         std::chrono::duration<double>(std::chrono::steady_clock::now() -
@@ -220,7 +417,9 @@ class TrainCommand : public Command {
     const double steps = static_cast<double>(interval.steps);
     const double loss = interval.loss / steps;
     const double tokens_per_s =
-        steps * static_cast<double>(options_.batch) / elapsed;
+        steps *
+        static_cast<double>(options_.batch * options_.micro_batches * ranks) /
+        elapsed;
     const double optimizer_ms = 1e3 * interval.optimizer_s / steps;
     if (json_) {
       // A number that is not finite becomes null.
@@ -228,7 +427,8 @@ class TrainCommand : public Command {
                                     {"loss", loss},
                                     {"bits_per_byte", BitsOf(loss)},
                                     {"gradient_norm", last.norm},
-                                    {"clip_factor", last.clip_factor},
+                                    {"clip_factor", last.factor},
+                                    {"loss_scale", last.loss_scale},
                                     {"skipped", skipped},
                                     {"tokens_per_s", tokens_per_s},
                                     {"optimizer_ms", optimizer_ms}}
@@ -237,9 +437,11 @@ class TrainCommand : public Command {
     } else {
       out << absl::StreamFormat(
           "step %6d  loss %.4f  bits/byte %.4f  norm %.4f  clip %.4f  "
-          "tokens/s %.0f  optimizer %.3f ms%s\n",
-          step, loss, BitsOf(loss), last.norm, last.clip_factor, tokens_per_s,
+          "tokens/s %.0f  optimizer %.3f ms%s%s\n",
+          step, loss, BitsOf(loss), last.norm, last.factor, tokens_per_s,
           optimizer_ms,
+          last.loss_scale == 1 ? ""
+                               : absl::StrCat("  loss scale ", last.loss_scale),
           skipped == 0 ? "" : absl::StrCat("  skipped ", skipped));
     }
     out.flush();
@@ -248,6 +450,12 @@ class TrainCommand : public Command {
   TrainOptions options_;
   std::string text_ = "/usr/share/common-licenses/GPL-3";
   std::string kernel_;
+  std::string precision_ = Name(DType::kBFloat16);
+  std::string comm_ = "threads";
+  std::string pin_memory_ = "on";
+  std::string trace_;
+  double link_gbps_ = 0;
+  int64_t ranks_ = 0;
   int64_t threads_ = 0;
   bool fused_ = false;
   bool json_ = false;

@@ -4,28 +4,30 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "dispatch/dtype.h"
-#include "dispatch/norm_sum.h"
-#include "dispatch/operations.h"
+#include "dispatch/kernel.h"
+#include "dispatch/return_if_error.h"
 #include "offload/adam_options.h"
-#include "offload/gradient_clip.h"
+#include "offload/loss_scaler.h"
+#include "offload/partition.h"
+#include "tools/checked_int.h"
 #include "xxhash.h"
 
 namespace onepass {
 namespace {
 
-// weights, widened, gradient, master, exp_avg, exp_avg_sq of Trainer::Unit.
-constexpr int64_t kUnitBytes = 2 + 4 + 4 + 4 + 4 + 4;
+// What a layer takes beside its numbers, at most: names, lists, events, and
+// what the heap adds. Measured: up to 2,900.
+constexpr int64_t kLayerBytes = 4096;
 
-// What a layer takes beside its numbers, at most: names, vectors and matrices,
-// twice while a vector of them grows, and what the heap adds. Measured: up to
-// 640.
-constexpr int64_t kLayerBytes = 1024;
+// Host memory comes in pages: of each array of a sub-group up to one more.
+constexpr int64_t kSubGroupBytes = 4 * 4096;
+
+constexpr int64_t kMasterAndMoments = 3 * sizeof(float);
 
 // The seed of positions is not that of the weights.
 constexpr uint64_t kPositionsSeed = 0x706f736974696f6e;
@@ -34,11 +36,12 @@ int64_t HeldOutBegin(int64_t text_bytes) {
   return text_bytes - text_bytes / 10;
 }
 
-absl::Status CheckAtLeast(absl::string_view flag, int64_t value,
-                          int64_t least) {
-  if (value >= least) return absl::OkStatus();
+absl::Status CheckAtLeast(absl::string_view flag, int64_t value, int64_t least,
+                          int64_t most = std::numeric_limits<int64_t>::max()) {
+  if (value >= least && value <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      flag, " is ", value, ", expected a whole number of at least ", least));
+      flag, " is ", value, ", expected a whole number of at least ", least,
+      value > most ? absl::StrCat(" and at most ", most) : ""));
 }
 
 absl::Status CheckNotNegative(absl::string_view flag, double value) {
@@ -54,15 +57,23 @@ absl::Status Validate(const TrainOptions& options, int64_t text_bytes) {
   for (const absl::Status& status :
        {CheckAtLeast("--steps", options.steps, 1),
         CheckAtLeast("--batch", options.batch, 1),
+        CheckAtLeast("--micro_batches", options.micro_batches, 1),
         CheckAtLeast("--context", model.context, 1),
         CheckAtLeast("--embedding", model.embedding, 1),
         CheckAtLeast("--hidden", model.hidden, 1),
         CheckAtLeast("--layers", model.layers, 1),
         CheckAtLeast("--seed", options.seed, 0),
         CheckAtLeast("--piece_numel", options.piece_numel, 1),
+        CheckAtLeast("--staging_buffers", options.staging_buffers, 1,
+                     std::numeric_limits<int>::max()),
+        CheckAtLeast("--sub_group_numel", options.sub_group_numel, 1),
         CheckNotNegative("--lr", options.lr),
         CheckNotNegative("--clip", options.clip)}) {
     if (!status.ok()) return status;
+  }
+  if (!(options.ratio >= 0 && options.ratio <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--ratio is ", options.ratio, ", expected a number from 0 to 1"));
   }
   if (text_bytes < 10) {
     return absl::InvalidArgumentError(
@@ -82,220 +93,254 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+// Of one layer, and how many there are of the kind.
+struct LayerKind {
+  int64_t count;
+  CheckedInt numel;
+};
+
 }  // namespace
 
 absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
-                                      int64_t text_bytes) {
-  if (absl::Status status = Validate(options, text_bytes); !status.ok()) {
-    return status;
-  }
-  const absl::StatusOr<int64_t> parameters =
-      LanguageModel::ParameterCount(options.model);
-  if (!parameters.ok()) return parameters;
-  const absl::StatusOr<int64_t> activations =
-      LanguageModel::ActivationBytes(options.model, options.batch);
-  if (!activations.ok()) return activations;
-  // Two staging buffers of a piece, or one of a layer: at most all weights
-  // twice, so this cannot overflow where the state does not.
-  const auto staging = [&] {
-    return options.separate ? *parameters
-                            : 2 * std::min(options.piece_numel, *parameters);
+                                      int64_t text_bytes, int ranks) {
+  ONEPASS_RETURN_IF_ERROR(Validate(options, text_bytes));
+  const LanguageModelOptions& model = options.model;
+  const CheckedInt hidden = model.hidden;
+  const CheckedInt inputs = CheckedInt(model.context) * model.embedding;
+  const LayerKind kinds[] = {
+      {1, CheckedInt(LanguageModel::kSymbols) * model.embedding},
+      {1, hidden * (inputs + 1)},
+      {model.layers - 1, hidden * (hidden + 1)},
+      {1, CheckedInt(LanguageModel::kSymbols) * (hidden + 1)},
   };
-  int64_t bytes;
-  int64_t layers;
-  int64_t positions;
-  if (__builtin_mul_overflow(*parameters, kUnitBytes, &bytes) ||
-      __builtin_add_overflow(
-          bytes, staging() * static_cast<int64_t>(sizeof(uint16_t)), &bytes) ||
-      __builtin_add_overflow(options.model.layers, 2, &layers) ||
-      __builtin_mul_overflow(layers, kLayerBytes, &layers) ||
-      __builtin_add_overflow(bytes, layers, &bytes) ||
-      __builtin_mul_overflow(options.batch, int64_t{sizeof(int64_t)},
-                             &positions) ||
-      __builtin_add_overflow(bytes, positions, &bytes) ||
-      __builtin_add_overflow(bytes, *activations, &bytes) ||
-      __builtin_add_overflow(bytes, text_bytes, &bytes)) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "the bytes of a model of ", *parameters,
-        " parameters and a --batch of ", options.batch, " do not fit 64 bits"));
+  const bool wide = options.precision == DType::kFloat32;
+  const int64_t weight = ByteSize(options.precision);
+  // A gradient as it travels, and in fp32 where it is kept so.
+  const int64_t kept =
+      options.micro_batches > 1 || (options.separate && !wide) ? 4 : 0;
+  const int64_t state = kMasterAndMoments + weight + kept;
+
+  CheckedInt bytes = 0;
+  CheckedInt owned = 0;
+  CheckedInt largest = 0;
+  CheckedInt largest_shard = 0;
+  for (const LayerKind& kind : kinds) {
+    int64_t numel;
+    ONEPASS_ASSIGN_OR_RETURN(numel, kind.numel.Get("parameters"));
+    UnitPartition partition = *UnitPartition::Create({0}, 1);
+    ONEPASS_ASSIGN_OR_RETURN(partition, UnitPartition::Create({numel}, ranks));
+    const CheckedInt shard = partition.shard_numel();
+    // The weights, and for the norm a sum of each leaf.
+    bytes = bytes + CheckedInt(kind.count) * (shard * weight + kLayerBytes);
+    owned = owned + CheckedInt(kind.count) *
+                        (CheckedInt(std::min(numel, partition.shard_numel())) +
+                         Device::kAlignment);
+    largest = Max(largest, CheckedInt(partition.padded_numel()));
+    largest_shard = Max(largest_shard, shard);
   }
-  return bytes;
-}
-
-Trainer::Unit::Unit(int64_t numel)
-    : weights(numel),
-      widened(numel),
-      gradient(numel),
-      master(numel),
-      exp_avg(numel),
-      exp_avg_sq(numel) {}
-
-AdamSpan Trainer::Unit::Span() {
-  AdamSpan span;
-  span.numel = numel();
-  span.param = master.data();
-  span.grad = gradient.data();
-  span.exp_avg = exp_avg.data();
-  span.exp_avg_sq = exp_avg_sq.data();
-  span.copy_type = DType::kBFloat16;
-  return span;
+  int64_t owned_numel;
+  ONEPASS_ASSIGN_OR_RETURN(owned_numel, owned.Get("parameters"));
+  bytes = bytes + owned * state;
+  bytes = bytes +
+          CheckedInt(
+              owned_numel / std::max(options.sub_group_numel, kLeafNumel) + 1) *
+              kSubGroupBytes;
+  if (!wide) {
+    bytes = bytes + CheckedInt(options.staging_buffers) *
+                        std::min(options.piece_numel, owned_numel) * weight;
+  }
+  // Two gathered layers; the gradient of one, in fp32, flat and received, and
+  // what is summed of it; its weights in fp32. Its masters, for the digest,
+  // take less.
+  bytes = bytes + largest * (2 * weight + 4 + 2 * weight + (wide ? 0 : 4)) +
+          largest_shard * 4;
+  int64_t activations;
+  ONEPASS_ASSIGN_OR_RETURN(
+      activations, LanguageModel::ActivationBytes(model, options.batch));
+  bytes = bytes + activations +
+          CheckedInt(options.batch) * int64_t{sizeof(int64_t)};
+  return bytes.Get("bytes of the model and its batch");
 }
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
-    const Kernel& kernel, ThreadPool& pool, const TrainOptions& options,
-    std::string text) {
-  const absl::StatusOr<int64_t> bytes =
-      TrainingBytes(options, static_cast<int64_t>(text.size()));
-  if (!bytes.ok()) return bytes.status();
-  AdamOptions adam_options;
-  adam_options.lr = options.lr;
-  absl::StatusOr<CpuAdam> adam = CpuAdam::Create(kernel, pool, {adam_options});
-  if (!adam.ok()) return adam.status();
-  auto trainer = absl::WrapUnique(
-      new Trainer(kernel, pool, options, std::move(text), *std::move(adam)));
-  if (absl::Status status = trainer->CastToDevice(); !status.ok()) {
-    return status;
-  }
+    const Runtime& runtime, Communicator& communicator,
+    const TrainOptions& options, absl::string_view text) {
+  ONEPASS_RETURN_IF_ERROR(TrainingBytes(options,
+                                        static_cast<int64_t>(text.size()),
+                                        communicator.size())
+                              .status());
+  auto trainer = absl::WrapUnique(new Trainer(runtime, options, text));
+  ONEPASS_RETURN_IF_ERROR(trainer->Initialize(communicator));
   return trainer;
 }
 
-Trainer::Trainer(const Kernel& kernel, ThreadPool& pool,
-                 const TrainOptions& options, std::string text, CpuAdam adam)
-    : kernel_(kernel),
-      pool_(pool),
+Trainer::Trainer(const Runtime& runtime, const TrainOptions& options,
+                 absl::string_view text)
+    : runtime_(runtime),
       options_(options),
-      text_(std::move(text)),
-      held_out_begin_(HeldOutBegin(static_cast<int64_t>(text_.size()))),
-      fused_(!options.separate && adam.copy_supported(DType::kBFloat16)),
-      adam_(std::move(adam)),
-      model_(options.model, options.batch, pool),
-      random_(static_cast<uint64_t>(options.seed) ^ kPositionsSeed) {
-  int64_t longest = 0;
+      text_(text),
+      held_out_begin_(HeldOutBegin(static_cast<int64_t>(text.size()))),
+      model_(options.model, options.batch, runtime.pool),
+      random_(static_cast<uint64_t>(options.seed) ^ kPositionsSeed) {}
+
+std::vector<ZeroUnit> Trainer::Units() const {
+  std::vector<ZeroUnit> units;
+  for (size_t i = 0; i < model_.layers().size(); ++i) {
+    const Layer& layer = model_.layers()[i];
+    ZeroParameter parameter;
+    parameter.name = layer.name;
+    parameter.shape = {layer.columns, layer.rows};
+    parameter.values = [this, i](int64_t offset, absl::Span<float> values) {
+      model_.InitialWeights(static_cast<uint64_t>(options_.seed),
+                            static_cast<int>(i), offset, values);
+      return absl::OkStatus();
+    };
+    units.push_back({layer.name, {std::move(parameter)}});
+  }
+  return units;
+}
+
+absl::Status Trainer::Initialize(Communicator& communicator) {
+  AdamOptions adam;
+  adam.lr = options_.lr;
+  ZeroOptions zero;
+  zero.local_grad_type = DType::kFloat32;
+  ShardOptimizerOptions& shard = zero.shard;
+  shard.groups = {adam};
+  shard.weights_type = options_.precision;
+  shard.grad_type = options_.precision;
+  shard.micro_batches = options_.micro_batches;
+  shard.max_norm = options_.clip;
+  if (options_.precision == DType::kFloat16) {
+    shard.loss_scale.mode = LossScaleOptions::Mode::kDynamic;
+  }
+  shard.cpu_ratio = options_.ratio;
+  shard.path = options_.separate ? StepPath::kSeparate : StepPath::kFused;
+  shard.piece_numel = options_.piece_numel;
+  shard.staging_buffers = static_cast<int>(options_.staging_buffers);
+  shard.sub_group_numel = options_.sub_group_numel;
+  shard.pin_memory = options_.pin_memory;
+
+  int64_t largest = 0;
   for (const Layer& layer : model_.layers()) {
-    units_.emplace_back(layer.numel());
-    longest = std::max(longest, layer.numel());
+    largest = std::max(largest, layer.numel());
   }
-  std::vector<absl::Span<float>> masters;
-  for (Unit& unit : units_) {
-    masters.push_back(absl::MakeSpan(unit.master));
-    gradients_.push_back(absl::MakeSpan(unit.gradient));
-    widened_.push_back(unit.widened);
+  const int64_t bytes = largest * static_cast<int64_t>(sizeof(float));
+  if (options_.precision != DType::kFloat32) {
+    ONEPASS_ASSIGN_OR_RETURN(widened_, runtime_.device.Allocate(bytes));
   }
-  model_.Initialize(static_cast<uint64_t>(options.seed), masters);
-  const int64_t piece =
-      std::max(options.piece_numel, fused_ ? adam_.block_numel() : longest);
-  // No buffer needs to be longer than the longest layer.
-  staging_[0].resize(std::min(piece, longest));
-  if (fused_) staging_[1].resize(staging_[0].size());
+  ONEPASS_ASSIGN_OR_RETURN(gradient_, runtime_.device.Allocate(bytes));
+  ONEPASS_ASSIGN_OR_RETURN(stream_, runtime_.device.CreateStream("train"));
+  ONEPASS_ASSIGN_OR_RETURN(communicator_, communicator.Duplicate());
+  ONEPASS_ASSIGN_OR_RETURN(
+      optimizer_,
+      ZeroOptimizer::Create(runtime_, communicator, std::move(zero), Units()));
+  return absl::OkStatus();
 }
 
 absl::string_view Trainer::TrainingPart() const {
-  return absl::string_view(text_).substr(0, held_out_begin_);
+  return text_.substr(0, held_out_begin_);
+}
+
+void Trainer::DrawPositions() {
+  const int64_t context = options_.model.context;
+  positions_.clear();
+  // All ranks draw those of all, so that no two draw the same.
+  for (int rank = 0; rank < optimizer_->world(); ++rank) {
+    for (int64_t i = 0; i < options_.batch; ++i) {
+      const int64_t position =
+          context + random_.Below(held_out_begin_ - context);
+      if (rank == optimizer_->rank()) positions_.push_back(position);
+    }
+  }
+}
+
+absl::StatusOr<absl::Span<const float>> Trainer::Weights(int layer,
+                                                         bool backward) {
+  const bool fresh = layer != layer_;
+  if (fresh) {
+    current_.reset();
+    layer_ = -1;
+    if (next_layer_ == layer) {
+      current_ = std::move(next_);
+    } else {
+      next_.reset();
+      ONEPASS_ASSIGN_OR_RETURN(current_, optimizer_->Gather(layer, *stream_));
+    }
+    next_.reset();
+    next_layer_ = -1;
+    layer_ = layer;
+  }
+  // Backward the first layer's are not read.
+  const int next = backward ? layer - 1 : layer + 1;
+  const int layers = static_cast<int>(model_.layers().size());
+  if (next > 0 && next < layers && next != next_layer_) {
+    next_.reset();
+    ONEPASS_ASSIGN_OR_RETURN(next_, optimizer_->Gather(next, *stream_));
+    next_layer_ = next;
+  }
+  const int64_t numel = model_.layers()[layer].numel();
+  const bool widen = options_.precision != DType::kFloat32;
+  if (widen && fresh) {
+    CastArgs cast;
+    cast.numel = numel;
+    cast.in = current_->weights(0);
+    cast.out = widened_.data();
+    cast.in_type = options_.precision;
+    cast.out_type = DType::kFloat32;
+    ONEPASS_RETURN_IF_ERROR(stream_->Run({cast}));
+  }
+  ONEPASS_RETURN_IF_ERROR(stream_->Synchronize());
+  const void* weights = widen ? widened_.data() : current_->weights(0);
+  return absl::MakeConstSpan(static_cast<const float*>(weights), numel);
+}
+
+void Trainer::ReleaseWeights() {
+  current_.reset();
+  next_.reset();
+  layer_ = next_layer_ = -1;
 }
 
 absl::StatusOr<TrainStep> Trainer::Step() {
-  const int64_t context = options_.model.context;
-  positions_.resize(options_.batch);
-  for (int64_t& position : positions_) {
-    position = context + random_.Below(held_out_begin_ - context);
+  double loss = 0;  // of this rank, the sum over micro-batches
+  for (int64_t i = 0; i < options_.micro_batches; ++i) {
+    DrawPositions();
+    // The optimizer adds micro-batches up.
+    const double scale = optimizer_->shards().LossScale() /
+                         static_cast<double>(options_.micro_batches);
+    double of_batch;
+    ONEPASS_ASSIGN_OR_RETURN(
+        of_batch, model_.ForwardBackward(
+                      TrainingPart(), positions_, scale,
+                      [this](int layer, bool backward) {
+                        return Weights(layer, backward);
+                      },
+                      absl::MakeSpan(gradient_.as<float>(),
+                                     gradient_.bytes() / sizeof(float)),
+                      [this](int layer) {
+                        return optimizer_->ReduceGradients(
+                            layer, {gradient_.data()}, *stream_);
+                      }));
+    loss += of_batch;
   }
-  if (absl::Status status = Widen(); !status.ok()) return status;
-  TrainStep step;
-  step.loss =
-      model_.ForwardBackward(TrainingPart(), positions_, widened_, gradients_);
+  ReleaseWeights();
 
+  TrainStep step;
   const auto begin = std::chrono::steady_clock::now();
-  NormSum sum;
-  for (const Unit& unit : units_) {
-    const absl::Status status =
-        SquaredNorm(kernel_, pool_, unit.numel(), unit.gradient.data(),
-                    DType::kFloat32, sum);
-    if (!status.ok()) return status;
-  }
-  step.norm = GradientNorm(sum);
-  step.skipped = !std::isfinite(step.norm);
-  step.clip_factor = 0;
-  if (!step.skipped) {
-    const absl::StatusOr<float> factor = ClipFactor(step.norm, options_.clip);
-    if (!factor.ok()) return factor.status();
-    step.clip_factor = *factor;
-    ++updates_;
-    const absl::Status status =
-        fused_ ? UpdateInPieces(*factor)
-               : UpdateInPasses(*factor, /*scale=*/options_.separate);
-    if (!status.ok()) return status;
-  }
+  ONEPASS_ASSIGN_OR_RETURN(step.report, optimizer_->Step({}));
   step.optimizer_s = Seconds(std::chrono::steady_clock::now() - begin);
+
+  std::vector<double> losses(optimizer_->world());
+  ONEPASS_RETURN_IF_ERROR(
+      communicator_->AllGather(&loss, losses.data(), sizeof(loss)));
+  step.loss = 0;
+  for (const double of_rank : losses) step.loss += of_rank;
+  step.loss /=
+      static_cast<double>(optimizer_->world() * options_.micro_batches);
   return step;
 }
 
-absl::Status Trainer::Widen() {
-  for (Unit& unit : units_) {
-    const absl::Status status =
-        Cast(kernel_, pool_,
-             {unit.numel(), unit.weights.data(), unit.widened.data(),
-              DType::kBFloat16, DType::kFloat32});
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::UpdateInPieces(float factor) {
-  int turn = 0;
-  for (Unit& unit : units_) {
-    const absl::Status status = adam_.StepPieces(
-        unit.Span(), updates_, factor, options_.piece_numel,
-        [&](const AdamPiece&) -> absl::StatusOr<void*> {
-          turn = 1 - turn;
-          return staging_[turn].data();
-        },
-        [&](const AdamPiece& piece, void* copy) {
-          std::memcpy(unit.weights.data() + piece.offset, copy,
-                      piece.numel * sizeof(uint16_t));
-          return absl::OkStatus();
-        });
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::UpdateInPasses(float factor, bool scale) {
-  if (scale) {
-    for (Unit& unit : units_) {
-      float* gradient = unit.gradient.data();
-      const absl::Status status =
-          Scale(kernel_, pool_, {unit.numel(), gradient, gradient, factor});
-      if (!status.ok()) return status;
-    }
-  }
-  for (Unit& unit : units_) {
-    const absl::Status status =
-        adam_.Step(unit.Span(), updates_, scale ? 1.0f : factor);
-    if (!status.ok()) return status;
-  }
-  return CastToDevice();
-}
-
-absl::Status Trainer::CastToDevice() {
-  std::vector<uint16_t>& host = staging_[0];
-  const int64_t most = static_cast<int64_t>(host.size());
-  for (Unit& unit : units_) {
-    for (int64_t offset = 0; offset < unit.numel(); offset += most) {
-      const int64_t numel = std::min(most, unit.numel() - offset);
-      const absl::Status status =
-          Cast(kernel_, pool_,
-               {numel, unit.master.data() + offset, host.data(),
-                DType::kFloat32, DType::kBFloat16});
-      if (!status.ok()) return status;
-      std::memcpy(unit.weights.data() + offset, host.data(),
-                  numel * sizeof(uint16_t));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<double> Trainer::HeldOutBits() {
-  if (absl::Status status = Widen(); !status.ok()) return status;
   const int64_t end = static_cast<int64_t>(text_.size());
   double nats = 0;
   for (int64_t begin = held_out_begin_; begin < end; begin += options_.batch) {
@@ -303,9 +348,15 @@ absl::StatusOr<double> Trainer::HeldOutBits() {
     for (int64_t i = begin; i < end && i - begin < options_.batch; ++i) {
       positions_.push_back(i);
     }
-    nats += model_.Forward(text_, positions_, widened_) *
-            static_cast<double>(positions_.size());
+    double mean;
+    ONEPASS_ASSIGN_OR_RETURN(
+        mean,
+        model_.Forward(text_, positions_, [this](int layer, bool backward) {
+          return Weights(layer, backward);
+        }));
+    nats += mean * static_cast<double>(positions_.size());
   }
+  ReleaseWeights();
   return nats / static_cast<double>(end - held_out_begin_) / std::log(2.0);
 }
 
@@ -315,8 +366,7 @@ double Trainer::FrequencyBits() const {
   for (const char c : TrainingPart()) ++counts[static_cast<uint8_t>(c)];
   const double total =
       static_cast<double>(held_out_begin_ + LanguageModel::kSymbols);
-  const absl::string_view held_out =
-      absl::string_view(text_).substr(held_out_begin_);
+  const absl::string_view held_out = text_.substr(held_out_begin_);
   double bits = 0;
   for (const char c : held_out) {
     bits -=
@@ -325,21 +375,38 @@ double Trainer::FrequencyBits() const {
   return bits / static_cast<double>(held_out.size());
 }
 
-std::string Trainer::Digest() const {
+absl::StatusOr<std::string> Trainer::Digest() {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(
       XXH3_createState(), &XXH3_freeState);
   XXH3_64bits_reset(state.get());
-  for (const Unit& unit : units_) {
-    XXH3_64bits_update(state.get(), unit.master.data(),
-                       unit.master.size() * sizeof(float));
+  const int rank = optimizer_->rank();
+  for (size_t i = 0; i < model_.layers().size(); ++i) {
+    const UnitPartition& partition = optimizer_->partition(static_cast<int>(i));
+    std::vector<float> mine(partition.shard_numel());
+    std::vector<float> all(partition.padded_numel());
+    // A layer is one parameter: one range, or none.
+    for (const ParameterRange& range : partition.RangesOf(rank)) {
+      ONEPASS_RETURN_IF_ERROR(optimizer_->shards().GetState(
+          model_.layers()[i].name, StateKind::kMaster,
+          absl::MakeSpan(mine).first(range.numel)));
+    }
+    ONEPASS_RETURN_IF_ERROR(communicator_->AllGather(
+        mine.data(), all.data(),
+        partition.shard_numel() * static_cast<int64_t>(sizeof(float))));
+    XXH3_64bits_update(state.get(), all.data(),
+                       partition.numel() * sizeof(float));
   }
   return absl::StrCat(
       absl::Hex(XXH3_64bits_digest(state.get()), absl::kZeroPad16));
 }
 
+absl::Status Trainer::SetTrace(StepTrace* trace) {
+  return optimizer_->shards().SetTrace(trace);
+}
+
 int64_t Trainer::parameters() const {
   int64_t count = 0;
-  for (const Unit& unit : units_) count += unit.numel();
+  for (const Layer& layer : model_.layers()) count += layer.numel();
   return count;
 }
 

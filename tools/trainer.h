@@ -1,23 +1,28 @@
-// Trains tools/language_model.h the way an offloaded trainer does: weights in
-// bf16 on the device, fp32 masters and moments on the CPU.
+// Trains tools/language_model.h on the ranks of a ZeroOptimizer: each layer is
+// a unit, whose weights are gathered for use and released after, and whose
+// gradient goes to its owners as soon as it is there.
 //
-//   ASSIGN_OR_RETURN(Trainer trainer,
-//                    Trainer::Create(*kernel, *pool, options, text));
+//   ASSIGN_OR_RETURN(auto trainer,
+//                    Trainer::Create({*kernel, *device, *pool}, communicator,
+//                                    options, text));
 //   for (int64_t i = 0; i < steps; ++i) {
-//     ASSIGN_OR_RETURN(TrainStep step, trainer.Step());
+//     ASSIGN_OR_RETURN(TrainStep step, trainer->Step());
 //   }
-//   trainer.Digest();
+//   ASSIGN_OR_RETURN(std::string digest, trainer->Digest());
 //
-// The same text, model, batch, lr, clip and seed give the same masters, bit by
-// bit, for any kernel, number of threads, piece size and way of updating. A
-// layer is a unit with buffers of its own: what a sharded trainer gathers and
-// reduces.
+// All functions that return a status are collective: every rank calls them, in
+// the same order. An error leaves the trainer unusable.
+//
+// The same text, model, batch, micro-batches, lr, clip, seed, precision and
+// number of ranks give the same masters, bit by bit, for any kernel, number of
+// threads, piece, part on the device, kind of ranks and way of updating.
 
 #ifndef ONEPASS_TOOLS_TRAINER_H_
 #define ONEPASS_TOOLS_TRAINER_H_
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,9 +30,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "dispatch/kernel.h"
-#include "dispatch/thread_pool.h"
-#include "offload/cpu_adam.h"
+#include "dispatch/communicator.h"
+#include "dispatch/device.h"
+#include "dispatch/dtype.h"
+#include "offload/runtime.h"
+#include "offload/shard_optimizer.h"
+#include "offload/step_trace.h"
+#include "offload/zero_optimizer.h"
 #include "tools/language_model.h"
 
 namespace onepass {
@@ -36,41 +45,47 @@ namespace onepass {
 struct TrainOptions {
   LanguageModelOptions model;
   int64_t steps = 1;
-  int64_t batch = 64;  // positions a step
+  int64_t batch = 64;         // positions of a rank in a micro-batch
+  int64_t micro_batches = 1;  // in a step
   double lr = 1e-3;
   double clip = 1;  // largest norm of the gradient; 0: not clipped
   int64_t seed = 1;
-  // Elements of a piece of the fused step.
-  int64_t piece_numel = 65536;
+  // Of the weights on the device, and of the gradients that travel. In fp16 the
+  // loss is scaled, dynamically.
+  DType precision = DType::kBFloat16;
   // Three passes over the state (scale, step, cast) instead of one.
   bool separate = false;
+  // As in ShardOptimizerOptions.
+  double ratio = 1;  // cpu_ratio
+  int64_t piece_numel = 65536;
+  int64_t staging_buffers = 2;
+  int64_t sub_group_numel = int64_t{1} << 28;
+  bool pin_memory = true;
 };
 
-// Bytes that training takes beside the program: state, weights, activations,
-// staging, what keeps each layer, and the text. InvalidArgument: an option that
-// makes no sense, or a text too short for it. OutOfRange: the model does not
-// fit 64 bits.
+// Bytes that training takes on each of `ranks` ranks, beside the program and
+// the text, at most. InvalidArgument: an option that makes no sense, or a text
+// too short for it. OutOfRange: the model does not fit 64 bits.
 absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
-                                      int64_t text_bytes);
+                                      int64_t text_bytes, int ranks);
 
 struct TrainStep {
-  double loss;         // mean over the batch before the update, in nats a byte
-  double norm;         // of the gradient before clipping
-  float clip_factor;   // what it was multiplied by; 0 where skipped
-  bool skipped;        // the norm was not finite: nothing was changed
+  // Mean over the positions of all ranks before the update, in nats a byte.
+  double loss;
+  StepReport report;
   double optimizer_s;  // norm, update and copy to the device
 };
 
 class Trainer {
  public:
-  // `kernel` and `pool` must outlive the trainer. Errors: those of
-  // TrainingBytes().
+  // What `runtime` names, the communicator, which is the trainer's, and `text`
+  // outlive it. The device is host_accessible(). Errors: those of
+  // TrainingBytes() and of ZeroOptimizer::Create().
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(
-      const Kernel& kernel, ThreadPool& pool, const TrainOptions& options,
-      std::string text);
+      const Runtime& runtime, Communicator& communicator,
+      const TrainOptions& options, absl::string_view text);
 
-  // One batch of random positions, forward, backward and update. An error
-  // leaves the trainer unusable.
+  // Micro-batches of random positions, forward and backward, and the update.
   absl::StatusOr<TrainStep> Step();
 
   // Of the last tenth of the text, with the weights on the device, in bits a
@@ -83,60 +98,48 @@ class Trainer {
 
   // XXH3 (64 bits) of all fp32 masters in the order of the layers, as 16 hex
   // digits.
-  std::string Digest() const;
+  absl::StatusOr<std::string> Digest();
+
+  // Each step appends what it did and when; null ends that.
+  absl::Status SetTrace(StepTrace* trace);
 
   int64_t parameters() const;
-  // Whether the step writes the bf16 copy itself: fused, and the kernel can.
-  bool fused() const { return fused_; }
+  // Bytes of weights that are gathered, and the most that ever were: two
+  // layers, one in use and the next.
+  const MemoryUse& gathered() const { return optimizer_->gathered(); }
 
  private:
-  // Everything of one layer.
-  struct Unit {
-    explicit Unit(int64_t numel);
+  Trainer(const Runtime& runtime, const TrainOptions& options,
+          absl::string_view text);
 
-    int64_t numel() const { return static_cast<int64_t>(master.size()); }
-    AdamSpan Span();
-
-    // On the device, for now plain memory: the weights, and what forward and
-    // backward make of and from them.
-    std::vector<uint16_t> weights;  // bf16
-    std::vector<float> widened;
-    std::vector<float> gradient;
-    // On the CPU.
-    std::vector<float> master;
-    std::vector<float> exp_avg;
-    std::vector<float> exp_avg_sq;
-  };
-
-  Trainer(const Kernel& kernel, ThreadPool& pool, const TrainOptions& options,
-          std::string text, CpuAdam adam);
-
+  absl::Status Initialize(Communicator& communicator);
+  std::vector<ZeroUnit> Units() const;
   absl::string_view TrainingPart() const;
-  // fp32 copies of the device's weights, for forward and backward.
-  absl::Status Widen();
-  // One pass: pieces through two staging buffers.
-  absl::Status UpdateInPieces(float factor);
-  // Three passes, or two where only the copy is left to do (`scale` false).
-  absl::Status UpdateInPasses(float factor, bool scale);
-  absl::Status CastToDevice();
+  // The next positions, those of this rank.
+  void DrawPositions();
+  // fp32 weights of a layer, as LanguageModel::GetWeights.
+  absl::StatusOr<absl::Span<const float>> Weights(int layer, bool backward);
+  void ReleaseWeights();
 
-  const Kernel& kernel_;
-  ThreadPool& pool_;
+  const Runtime runtime_;
   const TrainOptions options_;
-  const std::string text_;
+  const absl::string_view text_;
   const int64_t held_out_begin_;
-  const bool fused_;
-  CpuAdam adam_;
   LanguageModel model_;
   Random random_;
-  int64_t updates_ = 0;
-
-  std::vector<Unit> units_;
-  std::vector<absl::Span<const float>> widened_;
-  std::vector<absl::Span<float>> gradients_;
   std::vector<int64_t> positions_;
-  // bf16 on its way to the device: two pieces, or one whole layer.
-  std::vector<uint16_t> staging_[2];
+
+  std::unique_ptr<Communicator> communicator_;
+  // On the device: of the largest layer.
+  DeviceBuffer widened_;
+  DeviceBuffer gradient_;
+  std::unique_ptr<ZeroOptimizer> optimizer_;
+  std::unique_ptr<Stream> stream_;
+  // The layer in use, and the one that comes after it.
+  int layer_ = -1;
+  std::optional<Gathered> current_;
+  int next_layer_ = -1;
+  std::optional<Gathered> next_;
 };
 
 }  // namespace onepass

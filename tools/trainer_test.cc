@@ -1,27 +1,35 @@
 #include "tools/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dispatch/communicator.h"
 #include "dispatch/dispatcher.h"
 #include "dispatch/dtype.h"
+#include "dispatch/host_device.h"
 #include "dispatch/kernel.h"
+#include "dispatch/thread_communicator.h"
 #include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
 #include "kernels/default.h"
+#include "offload/partition.h"
 #include "tests/counting_kernel.h"
 #include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 #include "tools/language_model.h"
+#include "tools/ranks.h"
 
 namespace onepass {
 namespace {
@@ -32,7 +40,7 @@ TrainOptions SmallOptions() {
   TrainOptions options;
   options.model.context = 4;
   options.model.embedding = 6;
-  options.model.hidden = 50;
+  options.model.hidden = 70;  // weights of more than a leaf
   options.model.layers = 2;
   options.batch = 20;
   options.lr = 0.01;
@@ -43,88 +51,183 @@ TrainOptions SmallOptions() {
 }
 
 // Words, so that there is something to learn.
-std::string SmallText() {
-  std::string text;
-  Random random(1);
-  for (int i = 0; i < 500; ++i) {
-    text += random.Below(2) == 0 ? "the cat " : "a mouse. ";
-  }
-  return text;
+const std::string& SmallText() {
+  static const std::string* const text = [] {
+    auto* text = new std::string;
+    Random random(1);
+    for (int i = 0; i < 500; ++i) {
+      *text += random.Below(2) == 0 ? "the cat " : "a mouse. ";
+    }
+    return text;
+  }();
+  return *text;
 }
 
-std::unique_ptr<Trainer> MakeTrainer(const Kernel& kernel, ThreadPool& pool,
-                                     const TrainOptions& options) {
-  absl::StatusOr<std::unique_ptr<Trainer>> trainer =
-      Trainer::Create(kernel, pool, options, SmallText());
-  EXPECT_TRUE(trainer.ok()) << trainer.status();
-  return *std::move(trainer);
+// What ranks run on.
+struct Machine {
+  int ranks = 1;
+  int threads = 1;
+  const Kernel* kernel = &SelectedKernel();  // of the CPU
+};
+
+// What a rank has.
+struct TestRank {
+  int rank;
+  HostDevice& device;
+  Trainer& trainer;
+};
+
+// Calls `work` on each rank; all of them must get there.
+void OnRanks(const Machine& machine, const TrainOptions& options,
+             absl::FunctionRef<void(const TestRank&)> work,
+             const std::string& text = SmallText()) {
+  const absl::Status status =
+      RunThreadRanks(machine.ranks, [&](Communicator& communicator) {
+        const auto pool = MakePool(machine.threads);
+        // Of a kernel of its own, so that what the CPU does can be counted.
+        auto device = HostDevice::Create(ScalarKernel());
+        if (!device.ok()) return device.status();
+        auto trainer = Trainer::Create({*machine.kernel, **device, *pool},
+                                       communicator, options, text);
+        if (!trainer.ok()) return trainer.status();
+        work({communicator.rank(), **device, **trainer});
+        return absl::OkStatus();
+      });
+  ASSERT_TRUE(status.ok()) << status;
 }
 
-std::string DigestAfter(int steps, const Kernel& kernel, int threads,
+// After some steps, which are clipped; the same on all ranks.
+std::string DigestAfter(int steps, const Machine& machine,
                         const TrainOptions& options) {
-  const auto pool = MakePool(threads);
-  const auto trainer = MakeTrainer(kernel, *pool, options);
-  for (int i = 0; i < steps; ++i) {
-    const absl::StatusOr<TrainStep> step = trainer->Step();
-    EXPECT_TRUE(step.ok()) << step.status();
-    EXPECT_LT(step->clip_factor, 1);
-  }
-  return trainer->Digest();
+  std::mutex mutex;
+  std::string digest;
+  OnRanks(machine, options, [&](const TestRank& rank) {
+    for (int i = 0; i < steps; ++i) {
+      const absl::StatusOr<TrainStep> step = rank.trainer.Step();
+      ASSERT_TRUE(step.ok()) << step.status();
+      EXPECT_LT(step->report.factor, 1);
+    }
+    const absl::StatusOr<std::string> mine = rank.trainer.Digest();
+    ASSERT_TRUE(mine.ok()) << mine.status();
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (digest.empty()) digest = *mine;
+    EXPECT_EQ(*mine, digest);
+  });
+  return digest;
 }
 
 TEST(TrainerTest, TheSameBitsHoweverItIsDone) {
   constexpr int kSteps = 5;
-  const std::string expected =
-      DigestAfter(kSteps, SelectedKernel(), 1, SmallOptions());
-  EXPECT_EQ(expected.size(), 16);
-  for (const Kernel* kernel : RunnableKernels()) {
-    for (const int threads : {1, 3}) {
-      for (const int64_t piece_numel :
-           {int64_t{1}, int64_t{1000}, std::numeric_limits<int64_t>::max()}) {
-        TrainOptions options = SmallOptions();
-        options.piece_numel = piece_numel;
-        EXPECT_EQ(DigestAfter(kSteps, *kernel, threads, options), expected)
-            << kernel->name << " threads " << threads << " piece_numel "
-            << piece_numel;
-      }
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const struct {
+    bool separate;
+    double ratio;
+    int64_t piece_numel;
+    int64_t staging_buffers;
+    int64_t sub_group_numel;
+    bool pin_memory;
+    int threads;
+  } ways[] = {
+      {true, 1, 1000, 2, kMost, true, 1},
+      {true, 0.5, 5000, 2, 4096, false, 2},
+      {false, 1, 1, 2, kMost, true, 3},
+      {false, 1, kMost, 1, kMost, true, 2},
+      {false, 0.3, 1000, 3, 4096, true, 1},
+      {false, 0, 1000, 2, kMost, true, 2},
+      {false, 0.7, 2000, 1, 8192, false, 3},
+  };
+  for (const int ranks : {1, 3}) {
+    for (const DType precision :
+         {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
       TrainOptions options = SmallOptions();
-      options.separate = true;
-      EXPECT_EQ(DigestAfter(kSteps, *kernel, threads, options), expected)
-          << kernel->name << " threads " << threads << " separate";
+      options.precision = precision;
+      options.micro_batches = ranks;
+      const std::string expected =
+          DigestAfter(kSteps, {ranks, 1, &SelectedKernel()}, options);
+      EXPECT_EQ(expected.size(), 16);
+      const std::vector<const Kernel*> kernels = RunnableKernels();
+      size_t kernel = 0;
+      for (const auto& way : ways) {
+        options.separate = way.separate;
+        options.ratio = way.ratio;
+        options.piece_numel = way.piece_numel;
+        options.staging_buffers = way.staging_buffers;
+        options.sub_group_numel = way.sub_group_numel;
+        options.pin_memory = way.pin_memory;
+        const Machine machine = {ranks, way.threads,
+                                 kernels[kernel++ % kernels.size()]};
+        EXPECT_EQ(DigestAfter(kSteps, machine, options), expected)
+            << ranks << " ranks, " << Name(precision) << ", way " << kernel
+            << ", " << machine.kernel->name;
+      }
     }
   }
 }
 
 TEST(TrainerTest, OptionsChangeTheBits) {
-  const std::string base = DigestAfter(2, SelectedKernel(), 1, SmallOptions());
+  const std::string base = DigestAfter(2, {}, SmallOptions());
+  const auto digest = [](auto set) {
+    TrainOptions options = SmallOptions();
+    set(options);
+    return DigestAfter(2, {}, options);
+  };
+  EXPECT_NE(digest([](TrainOptions& o) { o.seed = 2; }), base);
+  EXPECT_NE(digest([](TrainOptions& o) { o.lr *= 2; }), base);
+  EXPECT_NE(digest([](TrainOptions& o) { o.clip /= 2; }), base);
+  EXPECT_NE(digest([](TrainOptions& o) { o.micro_batches = 2; }), base);
+  EXPECT_NE(digest([](TrainOptions& o) { o.precision = DType::kFloat32; }),
+            base);
+  EXPECT_NE(digest([](TrainOptions& o) { o.precision = DType::kFloat16; }),
+            base);
+  EXPECT_NE(DigestAfter(3, {}, SmallOptions()), base);
+  EXPECT_NE(DigestAfter(2, {/*ranks=*/2}, SmallOptions()), base);
+}
+
+// In fp32, where the mean of two gradients is half of one and half of the
+// other, bit by bit.
+TEST(TrainerTest, TwoRanksAreTwoMicroBatches) {
   TrainOptions options = SmallOptions();
-  options.seed = 2;
-  EXPECT_NE(DigestAfter(2, SelectedKernel(), 1, options), base);
-  options = SmallOptions();
-  options.lr *= 2;
-  EXPECT_NE(DigestAfter(2, SelectedKernel(), 1, options), base);
-  EXPECT_NE(DigestAfter(3, SelectedKernel(), 1, SmallOptions()), base);
+  options.precision = DType::kFloat32;
+  double loss_of_ranks = 0;
+  std::string digest_of_ranks;
+  OnRanks({/*ranks=*/2}, options, [&](const TestRank& rank) {
+    const double loss = rank.trainer.Step()->loss;
+    const std::string digest = *rank.trainer.Digest();
+    if (rank.rank != 0) return;
+    loss_of_ranks = loss;
+    digest_of_ranks = digest;
+  });
+  options.micro_batches = 2;
+  OnRanks({}, options, [&](const TestRank& rank) {
+    EXPECT_EQ(rank.trainer.Step()->loss, loss_of_ranks);
+    EXPECT_EQ(*rank.trainer.Digest(), digest_of_ranks);
+  });
 }
 
 TEST(TrainerTest, FallsBackWhereTheKernelWritesNoCopies) {
   Kernel kernel = SelectedKernel();
   kernel.name = "no_copies";
   kernel.copy_types = {};
-  const auto pool = MakePool(2);
-  EXPECT_TRUE(MakeTrainer(SelectedKernel(), *pool, SmallOptions())->fused());
-  EXPECT_FALSE(MakeTrainer(kernel, *pool, SmallOptions())->fused());
-  EXPECT_EQ(DigestAfter(4, kernel, 2, SmallOptions()),
-            DigestAfter(4, SelectedKernel(), 2, SmallOptions()));
+  OnRanks({}, SmallOptions(), [](const TestRank& rank) {
+    EXPECT_TRUE(rank.trainer.Step()->report.copy_fused);
+  });
+  OnRanks({1, 2, &kernel}, SmallOptions(), [](const TestRank& rank) {
+    const StepReport report = rank.trainer.Step()->report;
+    EXPECT_TRUE(report.scale_fused);
+    EXPECT_FALSE(report.copy_fused);
+    EXPECT_TRUE(absl::StrContains(report.copy_reason, "no_copies"));
+  });
+  EXPECT_EQ(DigestAfter(4, {1, 2, &kernel}, SmallOptions()),
+            DigestAfter(4, {}, SmallOptions()));
 }
 
-// What a few steps call.
+// What a few steps call on the CPU.
 struct Calls {
   int64_t adam_step;
   int64_t adam_step_with_copy;
   int64_t scale;
-  // Times that Adam and the cast to the device went over all weights.
-  double adam_passes;
-  double cast_passes;
+  int64_t cast;
+  double adam_passes;  // times that Adam went over all weights
 };
 
 // A `slot` is counted in for good: each test has its own.
@@ -134,26 +237,17 @@ Calls CallsOfSteps(const TrainOptions& options, DTypeSet copy_types) {
   Kernel kernel = MakeCountingKernel<slot>(ScalarKernel(), "counting");
   kernel.copy_types = copy_types;
   const OperationCounter& counts = OperationCounts<slot>();
-  const auto pool = MakePool(2);
-  const auto trainer = MakeTrainer(kernel, *pool, options);
-  // A new trainer casts all weights to the device, and both HeldOutBits()
-  // and a step cast them back to fp32.
-  const int64_t to_device = counts.cast;
-  EXPECT_TRUE(trainer->HeldOutBits().ok());
-  const int64_t back = counts.cast - to_device;
-  EXPECT_GT(to_device, 0);
-  EXPECT_GT(back, 0);
-  EXPECT_EQ(counts.Total(), counts.cast);
-  for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(trainer->Step().ok());
-  Calls calls;
-  calls.adam_step = counts.adam_step;
-  calls.adam_step_with_copy = counts.adam_step_with_copy;
-  calls.scale = counts.scale;
-  calls.adam_passes = static_cast<double>(counts.adam_step_numel) /
-                      static_cast<double>(kSteps * trainer->parameters());
-  calls.cast_passes =
-      static_cast<double>(counts.cast - to_device - (1 + kSteps) * back) /
-      static_cast<double>(kSteps * to_device);
+  Calls calls = {};
+  OnRanks({1, 2, &kernel}, options, [&](const TestRank& rank) {
+    const int64_t created = counts.cast;
+    for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(rank.trainer.Step().ok());
+    calls.adam_step = counts.adam_step;
+    calls.adam_step_with_copy = counts.adam_step_with_copy;
+    calls.scale = counts.scale;
+    calls.cast = counts.cast - created;
+    calls.adam_passes = static_cast<double>(counts.adam_step_numel) /
+                        static_cast<double>(kSteps * rank.trainer.parameters());
+  });
   return calls;
 }
 
@@ -163,7 +257,7 @@ TEST(TrainerTest, FusedIsOnePass) {
   EXPECT_GT(calls.adam_step_with_copy, 0);
   EXPECT_EQ(calls.adam_step_with_copy, calls.adam_step);
   EXPECT_EQ(calls.scale, 0);
-  EXPECT_EQ(calls.cast_passes, 0);
+  EXPECT_EQ(calls.cast, 0);
 }
 
 TEST(TrainerTest, SeparateIsThreePasses) {
@@ -173,7 +267,7 @@ TEST(TrainerTest, SeparateIsThreePasses) {
   EXPECT_EQ(calls.adam_passes, 1);
   EXPECT_EQ(calls.adam_step_with_copy, 0);
   EXPECT_GT(calls.scale, 0);
-  EXPECT_EQ(calls.cast_passes, 1);
+  EXPECT_GT(calls.cast, 0);
 }
 
 TEST(TrainerTest, WithoutCopiesOnlyTheCastIsAPassOfItsOwn) {
@@ -181,26 +275,36 @@ TEST(TrainerTest, WithoutCopiesOnlyTheCastIsAPassOfItsOwn) {
   EXPECT_EQ(calls.adam_passes, 1);
   EXPECT_EQ(calls.adam_step_with_copy, 0);
   EXPECT_EQ(calls.scale, 0);
-  EXPECT_EQ(calls.cast_passes, 1);
+  EXPECT_GT(calls.cast, 0);
 }
 
 TEST(TrainerTest, LearnsMoreThanFrequencies) {
-  const auto pool = MakePool(2);
-  const auto trainer = MakeTrainer(SelectedKernel(), *pool, SmallOptions());
-  const double before = trainer->HeldOutBits().value();
-  for (int i = 0; i < 150; ++i) ASSERT_TRUE(trainer->Step().ok());
-  const double after = trainer->HeldOutBits().value();
-  EXPECT_NEAR(before, 8, 0.5);
-  EXPECT_LT(after, 1);
-  EXPECT_GT(trainer->FrequencyBits(), 2);
+  for (const DType precision :
+       {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+    TrainOptions options = SmallOptions();
+    options.precision = precision;
+    OnRanks({/*ranks=*/2}, options, [&](const TestRank& rank) {
+      const double before = rank.trainer.HeldOutBits().value();
+      double last = 0;
+      for (int i = 0; i < 150; ++i) last = rank.trainer.Step()->loss;
+      const double after = rank.trainer.HeldOutBits().value();
+      EXPECT_NEAR(before, 8, 0.5);
+      EXPECT_LT(after, 1) << Name(precision);
+      EXPECT_LT(last, 1) << Name(precision);
+      EXPECT_GT(rank.trainer.FrequencyBits(), 2);
+    });
+  }
 }
 
 TEST(TrainerTest, FrequencyBitsAreThoseOfTheTrainingPart) {
-  const auto pool = MakePool(1);
   // Held out: one a, where 8 of 9 bytes before it were.
-  const auto trainer =
-      *Trainer::Create(SelectedKernel(), *pool, SmallOptions(), "baaaaaaaaa");
-  EXPECT_DOUBLE_EQ(trainer->FrequencyBits(), -std::log2((8 + 1) / (9 + 256.0)));
+  OnRanks(
+      {}, SmallOptions(),
+      [](const TestRank& rank) {
+        EXPECT_DOUBLE_EQ(rank.trainer.FrequencyBits(),
+                         -std::log2((8 + 1) / (9 + 256.0)));
+      },
+      "baaaaaaaaa");
 }
 
 TEST(TrainerTest, NonFiniteGradientsAreSkipped) {
@@ -208,16 +312,63 @@ TEST(TrainerTest, NonFiniteGradientsAreSkipped) {
     TrainOptions options = SmallOptions();
     options.separate = separate;
     options.lr = 1e37;  // the first step ruins the weights
-    const auto pool = MakePool(2);
-    const auto trainer = MakeTrainer(SelectedKernel(), *pool, options);
-    const TrainStep first = trainer->Step().value();
-    EXPECT_FALSE(first.skipped);
-    const std::string digest = trainer->Digest();
-    const TrainStep second = trainer->Step().value();
-    EXPECT_TRUE(second.skipped);
-    EXPECT_FALSE(std::isfinite(second.norm));
-    EXPECT_EQ(second.clip_factor, 0);
-    EXPECT_EQ(trainer->Digest(), digest);
+    OnRanks({2, 2, &SelectedKernel()}, options, [](const TestRank& rank) {
+      const StepReport first = rank.trainer.Step()->report;
+      EXPECT_FALSE(first.skipped);
+      const std::string digest = *rank.trainer.Digest();
+      const StepReport second = rank.trainer.Step()->report;
+      EXPECT_TRUE(second.skipped);
+      EXPECT_FALSE(std::isfinite(second.norm));
+      EXPECT_EQ(second.factor, 0);
+      EXPECT_EQ(*rank.trainer.Digest(), digest);
+    });
+  }
+}
+
+// fp16 gradients that overflow halve the loss scale, and training goes on.
+TEST(TrainerTest, LossScaleFollowsOverflows) {
+  TrainOptions options = SmallOptions();
+  options.precision = DType::kFloat16;
+  options.lr = 1;  // weights become large, and gradients larger than 1
+  OnRanks({}, options, [](const TestRank& rank) {
+    int64_t skipped = 0;
+    double scale = 0;
+    for (int i = 0; i < 20; ++i) {
+      const StepReport report = rank.trainer.Step()->report;
+      skipped += report.skipped ? 1 : 0;
+      scale = report.loss_scale;
+    }
+    EXPECT_GT(skipped, 0);
+    EXPECT_LT(skipped, 20);
+    EXPECT_LT(scale, 65536);
+  });
+}
+
+// One in use and the next: not the model.
+TEST(TrainerTest, TwoLayersAreGatheredAtOnce) {
+  TrainOptions options = SmallOptions();
+  options.model.layers = 12;
+  options.micro_batches = 2;
+  for (const int ranks : {1, 2}) {
+    OnRanks({ranks}, options, [&](const TestRank& rank) {
+      const LanguageModel model(options.model, 1, *MakePool(1));
+      int64_t all = 0;
+      int64_t expected = 0;
+      int64_t before = 0;
+      for (const Layer& layer : model.layers()) {
+        const int64_t bytes =
+            UnitPartition::Create({layer.numel()}, ranks)->padded_numel() * 2;
+        expected = std::max(expected, before + bytes);
+        before = bytes;
+        all += bytes;
+      }
+      ASSERT_TRUE(rank.trainer.Step().ok());
+      EXPECT_EQ(rank.trainer.gathered().in_use, 0);
+      ASSERT_TRUE(rank.trainer.HeldOutBits().ok());
+      EXPECT_EQ(rank.trainer.gathered().in_use, 0);
+      EXPECT_EQ(rank.trainer.gathered().peak, expected);
+      EXPECT_LT(expected, all / 3);
+    });
   }
 }
 
@@ -236,6 +387,16 @@ TEST(TrainingBytesTest, NamesTheFlagThatIsWrong) {
   } cases[] = {
       {with([](TrainOptions& o) { o.steps = 0; }), "--steps is 0"},
       {with([](TrainOptions& o) { o.batch = -1; }), "--batch is -1"},
+      {with([](TrainOptions& o) { o.micro_batches = 0; }),
+       "--micro_batches is 0"},
+      {with([](TrainOptions& o) { o.staging_buffers = 0; }),
+       "--staging_buffers is 0"},
+      {with([](TrainOptions& o) { o.staging_buffers = int64_t{1} << 40; }),
+       "at most 2147483647"},
+      {with([](TrainOptions& o) { o.sub_group_numel = 0; }),
+       "--sub_group_numel is 0"},
+      {with([](TrainOptions& o) { o.ratio = 1.5; }), "--ratio is 1.5"},
+      {with([](TrainOptions& o) { o.ratio = kNan; }), "--ratio is nan"},
       {with([](TrainOptions& o) { o.model.context = 0; }), "--context is 0"},
       {with([](TrainOptions& o) { o.model.embedding = 0; }),
        "--embedding is 0"},
@@ -253,35 +414,57 @@ TEST(TrainingBytesTest, NamesTheFlagThatIsWrong) {
       {with([](TrainOptions& o) { o.model.hidden = kMax; }),
        "does not fit 64 bits"},
       {with([](TrainOptions& o) { o.model.layers = int64_t{1} << 43; }),
-       "do not fit 64 bits"},
+       "does not fit 64 bits"},
   };
   for (const auto& c : cases) {
-    const absl::Status status = TrainingBytes(c.options, 1000).status();
+    const absl::Status status = TrainingBytes(c.options, 1000, 1).status();
     EXPECT_FALSE(status.ok()) << c.flag;
     EXPECT_TRUE(absl::StrContains(status.message(), c.flag))
         << "expected '" << c.flag << "', got " << status;
     // A trainer checks the same.
     const auto pool = MakePool(1);
-    EXPECT_EQ(Trainer::Create(SelectedKernel(), *pool, c.options,
-                              std::string(1000, 'a'))
-                  .status(),
-              status);
+    const auto device = *HostDevice::Create(SelectedKernel());
+    const auto communicators = *CreateThreadCommunicators(1, {});
+    EXPECT_EQ(
+        Trainer::Create({SelectedKernel(), *device, *pool}, *communicators[0],
+                        c.options, std::string(1000, 'a'))
+            .status(),
+        status);
   }
   EXPECT_TRUE(absl::StrContains(
-      TrainingBytes(TrainOptions(), 9).status().message(), "--text has 9"));
+      TrainingBytes(TrainOptions(), 9, 1).status().message(), "--text has 9"));
 }
 
-TEST(TrainingBytesTest, CountsTheState) {
-  TrainOptions options;
-  options.piece_numel = 10;
-  const int64_t parameters =
-      LanguageModel::ParameterCount(options.model).value();
-  const int64_t activations =
-      LanguageModel::ActivationBytes(options.model, options.batch).value();
-  const int64_t layers = options.model.layers + 2;
-  EXPECT_EQ(TrainingBytes(options, 1000).value(),
-            22 * parameters + 2 * 10 * 2 + activations + 1024 * layers +
-                8 * options.batch + 1000);
+// Not less than what is taken, and not much more.
+TEST(TrainingBytesTest, CountsWhatIsTaken) {
+  for (const int ranks : {1, 3}) {
+    for (const bool separate : {false, true}) {
+      for (const DType precision : {DType::kBFloat16, DType::kFloat32}) {
+        TrainOptions options;
+        options.model.hidden = 500;
+        options.model.layers = 3;
+        options.separate = separate;
+        options.precision = precision;
+        const auto bytes = static_cast<double>(
+            TrainingBytes(options, SmallText().size(), ranks).value());
+        OnRanks({ranks}, options, [&](const TestRank& rank) {
+          ASSERT_TRUE(rank.trainer.Step().ok());
+          if (rank.rank > 0) return;
+          // Rank 0 owns no less than any other. Masters and moments, and
+          // gradients in fp32, are pageable.
+          const bool keeps = separate && precision != DType::kFloat32;
+          const int64_t state =
+              rank.trainer.parameters() / ranks * (keeps ? 16 : 12);
+          const auto taken = static_cast<double>(
+              state + rank.device.memory().peak +
+              rank.device.pinned_memory().peak +
+              *LanguageModel::ActivationBytes(options.model, options.batch));
+          EXPECT_GT(bytes, taken) << ranks << " " << Name(precision);
+          EXPECT_LT(bytes, 1.15 * taken) << ranks << " " << Name(precision);
+        });
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# onepass train on ranks that are MPI processes: the digest of as many that are threads.
+#
+#   mpi_train_test.sh MPIRUN_TEST ONEPASS
+set -euo pipefail
+
+mpirun_test=$1
+onepass=$2
+dir=$(mktemp -d "${TEST_TMPDIR:-/tmp}/mpi_train.XXXXXX")
+trap 'rm -rf -- "$dir"' EXIT
+
+if [[ -n ${ONEPASS_KERNEL:-} ]] && ! "$onepass" kernels | grep -qE "^\* $ONEPASS_KERNEL .* yes "; then
+  echo "SKIPPED: kernel $ONEPASS_KERNEL cannot run here"
+  exit 0
+fi
+
+for i in {1..200}; do echo "line $i of a text to learn"; done >"$dir/text"
+flags=(train --text "$dir/text" --steps 20 --hidden 40 --layers 3 --batch 8 --json)
+
+# field NAME <JSON
+field() { python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
+
+# Lines are marked with the rank that wrote them; the last is the summary, of rank 0 alone.
+on_mpi() {
+  local ranks=$1
+  shift
+  "$mpirun_test" "$ranks" "$onepass" "${flags[@]}" --comm mpi "$@" | sed -n 's/^\[1,0\]<stdout>: *//p' | tail -n 1
+}
+
+on_threads() { "$onepass" "${flags[@]}" --ranks "$@" | tail -n 1; }
+
+failures=0
+expect_equal() {
+  if [[ $2 != "$3" ]]; then
+    echo "$1: $2, expected $3"
+    failures=$((failures + 1))
+  fi
+}
+
+two=$(on_threads 2 | field digest)
+of_mpi=$(on_mpi 2 --trace "$dir/trace.json")
+expect_equal 'digest of 2 processes' "$(field digest <<<"$of_mpi")" "$two"
+expect_equal 'ranks' "$(field ranks <<<"$of_mpi")" 2
+expect_equal 'comm' "$(field comm <<<"$of_mpi")" mpi
+expect_equal 'separate' "$(on_mpi 2 --separate --ratio 0.5 --threads 2 | field digest)" "$two"
+expect_equal 'digest of 4 processes' "$(on_mpi 4 --ranks 4 | field digest)" "$(on_threads 4 | field digest)"
+expect_equal 'ranks in the trace' "$(python3 - "$dir/trace.json" <<'END'
+import json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+print(sorted({event["pid"] for event in events if event["name"] == "update"}))
+END
+)" '[0, 1]'
+
+# What is wrong is said, and ends all of them.
+if "$mpirun_test" 2 "$onepass" "${flags[@]}" --comm mpi --ranks 3 >"$dir/out" 2>&1; then
+  echo 'mpirun -n 2 with --ranks 3 succeeded'
+  failures=$((failures + 1))
+fi
+grep -q -- '--ranks is 3, and mpirun started 2' "$dir/out" || {
+  echo '--ranks 3 of 2 is not named:'
+  cat "$dir/out"
+  failures=$((failures + 1))
+}
+
+exit $((failures != 0))
