@@ -39,6 +39,8 @@ absl::StatusOr<int64_t> Numel(const ZeroParameter& parameter) {
 // A hash of values, each with all before it as its seed. Allocates nothing.
 class Fingerprint {
  public:
+  explicit Fingerprint(uint64_t value = 0) : value_(value) {}
+
   template <typename T>
   void Add(T value) {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
@@ -62,7 +64,7 @@ class Fingerprint {
     value_ = XXH3_64bits_withSeed(data, bytes, value_);
   }
 
-  uint64_t value_ = 0;
+  uint64_t value_;
 };
 
 // Of what has to be the same on all ranks at creation.
@@ -102,13 +104,6 @@ uint64_t CreationFingerprint(const ZeroOptions& options,
 }
 
 }  // namespace
-
-#define ONEPASS_ASSIGN_OR_RETURN(variable, expression) \
-  do {                                                 \
-    auto result = (expression);                        \
-    if (!result.ok()) return result.status();          \
-    variable = *std::move(result);                     \
-  } while (false)
 
 // --- Gathered ---
 
@@ -317,6 +312,25 @@ absl::Status ZeroOptimizer::CompareFingerprints(absl::StatusCode code,
   return absl::OkStatus();
 }
 
+void ZeroOptimizer::NoteCall(Call call, int unit) {
+  Fingerprint fingerprint(calls_);
+  fingerprint.Add(call);
+  fingerprint.Add(unit);
+  calls_ = fingerprint.value();
+}
+
+absl::Status ZeroOptimizer::CompareCalls() const {
+  for (int other = 0; other < world(); ++other) {
+    if (votes_[other].calls == votes_[rank()].calls) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", other,
+                     " has gathered or reduced other units since the last "
+                     "step than rank ",
+                     rank(), ", or in another order: drop the gradients"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ZeroOptimizer::Fail(const absl::Status& error) {
   shards_->MarkUnusable(error);
   communicator_.Abort(error.message());
@@ -377,6 +391,7 @@ absl::StatusOr<Gathered> ZeroOptimizer::Gather(int unit, Stream& stream) {
   gathered.optimizer_ = this;
   gathered.unit_ = unit;
   ++state.gathered;
+  NoteCall(Call::kGather, unit);
   ++gathered_.allocations;
   gathered_.in_use += gathered.buffer_.bytes();
   gathered_.peak = std::max(gathered_.peak, gathered_.in_use);
@@ -433,6 +448,7 @@ absl::Status ZeroOptimizer::ReduceGradients(
     return status;
   }
   ++state.reductions;
+  NoteCall(Call::kReduce, unit);
   return absl::OkStatus();
 }
 
@@ -534,6 +550,7 @@ absl::Status ZeroOptimizer::DropGradients() {
 void ZeroOptimizer::ForgetGradients() {
   for (UnitState& state : states_) state.reductions = 0;
   gradients_closed_ = false;
+  calls_ = 0;
 }
 
 // --- Step ---
@@ -568,8 +585,10 @@ absl::StatusOr<StepReport> ZeroOptimizer::Step(const ZeroStepInput& input) {
   Vote vote = {};
   if (norm.ok()) vote.norm = *norm;
   vote.fingerprint = StepFingerprint(input);
+  vote.calls = calls_;
   vote.found_inf = input.found_inf;
   ONEPASS_RETURN_IF_ERROR(Agree(norm.status(), vote));
+  ONEPASS_RETURN_IF_ERROR(CompareCalls());
   ONEPASS_RETURN_IF_ERROR(
       CompareFingerprints(absl::StatusCode::kFailedPrecondition,
                           "inv_scale, loss scale, options of a group or step"));

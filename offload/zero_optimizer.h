@@ -158,7 +158,9 @@ class ZeroOptimizer {
 
   // Collective. FailedPrecondition: a unit has too few gradients, is gathered,
   // or state is leased; inv_scale, the loss scale, a group's options or its
-  // step differ between ranks. InvalidArgument: as ShardOptimizer::Step().
+  // step differ between ranks; so do the units that were gathered and reduced
+  // since the last step, whose weights or gradients are then not to be trusted:
+  // DropGradients(). InvalidArgument: as ShardOptimizer::Step().
   absl::StatusOr<StepReport> Step(const ZeroStepInput& input);
 
   // Sets what this rank owns of the weights of a parameter. All ranks do, with
@@ -186,6 +188,7 @@ class ZeroOptimizer {
   struct Vote {
     NormSum norm;
     uint64_t fingerprint;  // of what is the same on all ranks
+    uint64_t calls;        // of the calls since the last step
     int32_t code;          // absl::StatusCode
     bool found_inf;
     bool changed;       // by the update, or unusable
@@ -231,6 +234,11 @@ class ZeroOptimizer {
   // one, and `what` it is of.
   absl::Status CompareFingerprints(absl::StatusCode code,
                                    absl::string_view what) const;
+  // The same, of the calls. A collective of two units of one size cannot tell
+  // them apart.
+  absl::Status CompareCalls() const;
+  enum class Call : uint8_t { kGather, kReduce };
+  void NoteCall(Call call, int unit);
   // Tells the others, who may be waiting in a collective, and makes this rank
   // unusable. Returns `error`.
   absl::Status Fail(const absl::Status& error);
@@ -275,6 +283,7 @@ class ZeroOptimizer {
   std::unique_ptr<Stream> stream_;
 
   std::vector<Vote> votes_;
+  uint64_t calls_ = 0;  // gathers and reductions since the last step, a hash
   bool gradients_closed_ = false;  // for the step: their norm may be taken
   MemoryUse gathered_;
 };

@@ -1248,6 +1248,47 @@ TEST(ZeroOptimizerTest, NoStepWhereRanksDiffer) {
   }
 }
 
+// Units of one size, which a collective cannot tell apart.
+TEST(ZeroOptimizerTest, NoStepWhereRanksCalledForOtherUnits) {
+  Training training = MakeTraining();
+  training.shapes = {{{5000}}, {{5000}}};
+  training.steps = 1;
+  const Outcome expected = Train(Ranks(2), training);
+  enum class Mix { kGathers, kReductions, kOneReduction };
+  for (const Mix mix : {Mix::kGathers, Mix::kReductions, Mix::kOneReduction}) {
+    Outcome outcome(training.shapes);
+    RunRanks(Ranks(2), [&](Rank& rank) {
+      auto optimizer = CreateOn(rank, training);
+      ASSERT_TRUE(IsOk(optimizer));
+      const int first = rank.rank();  // the unit that it takes first
+      const auto reduce = [&](int unit) {
+        const UnitGradients gradients =
+            MakeGradients(rank, training, 0, 0, unit);
+        ASSERT_TRUE(IsOk(
+            (*optimizer)
+                ->ReduceGradients(unit, gradients.pointers, *rank.stream)));
+      };
+      if (mix == Mix::kGathers) {
+        ASSERT_TRUE(IsOk((*optimizer)->Gather(first, *rank.stream).status()));
+        ASSERT_TRUE(IsOk(ReduceAll(**optimizer, rank, training, 0)));
+      } else {
+        reduce(first);
+        if (mix == Mix::kReductions) reduce(1 - first);
+      }
+      const absl::Status refused = (*optimizer)->Step({}).status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("other units"));
+      ASSERT_TRUE(IsOk((*optimizer)->DropGradients()));
+      ASSERT_TRUE(IsOk(ReduceAll(**optimizer, rank, training, 0)));
+      const auto report = (*optimizer)->Step({});
+      ASSERT_TRUE(IsOk(report));
+      if (rank.rank() == 0) outcome.reports.emplace_back(*report);
+      Collect(**optimizer, rank, kBF16, outcome.state);
+    });
+    EXPECT_TRUE(outcome == expected) << static_cast<int>(mix);
+  }
+}
+
 TEST(ZeroOptimizerTest, NoStepWithAnInverseScaleThatMakesNoSense) {
   for (const double inv_scale : {0.0, -1.0, std::nan(""), 1e-300}) {
     Training training = MakeTraining();
