@@ -233,6 +233,9 @@ void DeviceAdamTest::Compare(const DeviceAdamOptions& options,
 }
 
 TEST_P(DeviceAdamTest, HasTheBitsOfTheCpu) {
+  // Of five combinations one, which has each value at least once.
+  const int stride = LongTestStride() == 1 ? 1 : 5;
+  int combination = 0;
   DeviceAdamOptions options;
   for (const DType weights_type : {kBF16, kF16, kF32}) {
     options.weights_type = weights_type;
@@ -241,6 +244,7 @@ TEST_P(DeviceAdamTest, HasTheBitsOfTheCpu) {
       for (const DType exp_avg_sq_type : {kF32, kBF16}) {
         options.exp_avg_sq_type = exp_avg_sq_type;
         for (const DType grad_type : {kBF16, kF16, kF32}) {
+          if (combination++ % stride != 0) continue;
           SCOPED_TRACE(testing::Message()
                        << "weights " << Name(weights_type) << ", exp_avg "
                        << Name(exp_avg_type) << ", exp_avg_sq "

@@ -301,12 +301,16 @@ TEST_F(NonFiniteTest, OneElementAnywhereSkipsTheStep) {
                 {"its last", 1, 3 * kLeafNumel + 36},
                 {"the device's part of one", 4, 4999},
                 {"the device's own", 5, 0}};
+  // Of seven combinations one, which has each value at least once.
+  const int stride = LongTestStride() == 1 ? 1 : 7;
+  int combination = 0;
   for (const DType type : {kBF16, kF16, kF32}) {
     config_.options.grad_type = type;
     for (const int64_t micro_batches : {1, 3}) {
       config_.options.micro_batches = micro_batches;
       for (const auto& place : places) {
         for (const double value : {kInfinity, -kInfinity, kNaN}) {
+          if (combination++ % stride != 0) continue;
           SCOPED_TRACE(testing::Message()
                        << value << " in " << place.what << ", " << Name(type)
                        << ", micro-batches " << micro_batches);
