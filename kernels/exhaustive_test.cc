@@ -218,18 +218,19 @@ TEST_P(EncodeTest, AllCodesDecode) {
          bits == 8 ? static_cast<const void*>(narrow.data()) : wide.data(),
          out.data(), format.type, DType::kFloat32});
     for (int64_t code = 0; code < count; ++code) {
-      SCOPED_TRACE(testing::Message() << kernel->name << ", code " << code);
       const uint32_t magnitude = code & ((1u << (bits - 1)) - 1);
       const bool negative = code >> (bits - 1) != 0;
       if (magnitude >= format.first_nan) {
-        ASSERT_TRUE(std::isnan(out[code]));
+        ASSERT_TRUE(std::isnan(out[code])) << kernel->name << ", code " << code;
         continue;
       }
       const double value = magnitude <= format.largest
                                ? format.Value(magnitude)
                                : std::numeric_limits<double>::infinity();
-      ASSERT_EQ(negative ? -value : value, out[code]);
-      ASSERT_EQ(negative, std::signbit(out[code]));
+      ASSERT_EQ(negative ? -value : value, out[code])
+          << kernel->name << ", code " << code;
+      ASSERT_EQ(negative, std::signbit(out[code]))
+          << kernel->name << ", code " << code;
     }
   }
 }

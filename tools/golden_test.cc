@@ -17,7 +17,7 @@ class GoldenTest : public testing::TestWithParam<const Kernel*> {};
 TEST_P(GoldenTest, ThreadsAndPiecesGiveTheDigest) {
   // A step that shares no factor with the number of pieces still meets each of
   // them.
-  const int step = LongTestStride() == 1 ? 1 : 3;
+  const int step = LongTestStride() == 1 ? 1 : 4;
   int run = 0;
   for (int threads : {1, 2, 3, 7}) {
     const auto pool = MakePool(threads);
@@ -51,6 +51,10 @@ class BrokenKernelTest : public testing::Test {
 };
 
 TEST_F(BrokenKernelTest, IsFound) {
+  if (UnderEmulator() || UnderSanitizer()) {
+    GTEST_SKIP() << "takes long there, and says the same: the scalar kernel "
+                    "has the same bits everywhere";
+  }
   const KernelOperations& good = *ScalarKernel().operations;
   EXPECT_EQ(DigestWith(good), kGoldenDigest);
 

@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
+#include "tests/test_kernels.h"
 
 namespace onepass {
 namespace {
@@ -125,10 +126,11 @@ TEST(LanguageModelTest, GradientIsThatOfTheDefinition) {
   EXPECT_NEAR(loss, direct(), 1e-5);
 
   constexpr double kStep = 1e-5;
+  const bool whole = LongTestStride() == 1;
   int not_zero = 0;
   for (size_t l = 0; l < weights.size(); ++l) {
     // A prime stride reaches rows, columns and biases alike.
-    const size_t stride = l == 0 ? 1 : 7;
+    const size_t stride = l == 0 ? (whole ? 1 : 5) : (whole ? 7 : 31);
     for (size_t i = 0; i < weights[l].size(); i += stride) {
       const double saved = weights[l][i];
       weights[l][i] = saved + kStep;
@@ -142,7 +144,7 @@ TEST(LanguageModelTest, GradientIsThatOfTheDefinition) {
       if (model.gradients[l][i] != 0) ++not_zero;
     }
   }
-  EXPECT_GT(not_zero, 500);
+  EXPECT_GT(not_zero, whole ? 500 : 100);
 }
 
 TEST(LanguageModelTest, AsksForLayersInOrder) {
