@@ -40,6 +40,11 @@ class CheckedInt {
     return std::max(a.value_, b.value_);
   }
 
+  friend CheckedInt Min(CheckedInt a, CheckedInt b) {
+    if (a.overflow_ || b.overflow_) return a.overflow_ ? b : a;
+    return std::min(a.value_, b.value_);
+  }
+
   // OutOfRange: "the number of WHAT does not fit 64 bits".
   absl::StatusOr<int64_t> Get(absl::string_view what) const {
     if (!overflow_) return value_;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "nlohmann/json.hpp"
 
 namespace onepass {
@@ -26,18 +25,17 @@ constexpr Row kRows[] = {
 };
 
 void Append(const ordered_json& event, std::string* events) {
-  absl::StrAppend(events, event.dump(), ",\n");
+  absl::StrAppend(events, ",\n", event.dump());
 }
 
 }  // namespace
 
-std::string TraceRowNames(int rank) {
-  std::string events;
-  Append({{"ph", "M"},
-          {"name", "process_name"},
-          {"pid", rank},
-          {"args", {{"name", absl::StrCat("rank ", rank)}}}},
-         &events);
+std::string TraceHead(int rank) {
+  const ordered_json name = {{"ph", "M"},
+                             {"name", "process_name"},
+                             {"pid", rank},
+                             {"args", {{"name", absl::StrCat("rank ", rank)}}}};
+  std::string events = absl::StrCat(rank == 0 ? "[\n" : ",\n", name.dump());
   for (const Row& row : kRows) {
     const int number = static_cast<int>(row.row);
     Append({{"ph", "M"},
@@ -70,11 +68,6 @@ void AppendTraceEvents(int rank, int64_t step,
             {"args", std::move(args)}},
            events);
   }
-}
-
-std::string TraceFile(absl::string_view events) {
-  return absl::StrCat("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n",
-                      absl::StripSuffix(events, ",\n"), "\n]}\n");
 }
 
 }  // namespace onepass

@@ -2,10 +2,14 @@
 // Format"), which Perfetto (ui.perfetto.dev) opens: a process for each rank, a
 // row for the host and one for each stream.
 //
-//   std::string events = TraceRowNames(rank);
+//   std::string events = TraceHead(rank);
 //   AppendTraceEvents(rank, step, trace.spans, &events);
+//   file << events;     // of all ranks, rank 0 first; as often as you like
 //   ...
-//   file << TraceFile(events);   // of all ranks, one after the other
+//   file << kTraceEnd;
+//
+// It is the format's array of events, whose end may be missing: a file that was
+// not finished opens, too.
 
 #ifndef ONEPASS_TOOLS_CHROME_TRACE_H_
 #define ONEPASS_TOOLS_CHROME_TRACE_H_
@@ -19,13 +23,12 @@
 
 namespace onepass {
 
-// Events are JSON objects, a line each, with a comma after each.
-std::string TraceRowNames(int rank);
+// Names of a rank and its rows; of rank 0, the beginning of the file.
+std::string TraceHead(int rank);
 void AppendTraceEvents(int rank, int64_t step,
                        absl::Span<const TraceSpan> spans, std::string* events);
 
-// The whole file, with these events.
-std::string TraceFile(absl::string_view events);
+inline constexpr absl::string_view kTraceEnd = "\n]\n";
 
 }  // namespace onepass
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "offload/step_trace.h"
@@ -22,14 +23,14 @@ TEST(ChromeTraceTest, EventsAreThoseOfTheSpans) {
   };
   std::string events;
   for (const int rank : {0, 3}) {
-    events += TraceRowNames(rank);
+    events += TraceHead(rank);
     AppendTraceEvents(rank, /*step=*/7, spans, &events);
   }
-  const json file = json::parse(TraceFile(events));
+  const json file = json::parse(absl::StrCat(events, kTraceEnd));
   std::map<int, std::string> processes;
   std::set<std::pair<int, int>> rows;  // that have a name
   json complete = json::array();
-  for (const json& event : file.at("traceEvents")) {
+  for (const json& event : file) {
     const int pid = event.at("pid");
     if (event.at("ph") == "X") {
       complete.push_back(event);
@@ -55,7 +56,7 @@ TEST(ChromeTraceTest, EventsAreThoseOfTheSpans) {
 }
 
 TEST(ChromeTraceTest, AFileWithoutEventsIsOne) {
-  EXPECT_TRUE(json::parse(TraceFile("")).at("traceEvents").empty());
+  EXPECT_FALSE(json::parse(absl::StrCat(TraceHead(0), kTraceEnd)).empty());
 }
 
 }  // namespace

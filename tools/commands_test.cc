@@ -235,18 +235,20 @@ TEST_F(TrainCommandTest, JsonLines) {
   EXPECT_EQ(last.at("ranks"), 1);
   EXPECT_EQ(last.at("comm"), "threads");
   EXPECT_EQ(last.at("precision"), "bf16");
-  EXPECT_EQ(last.at("weights_bytes"), 2 * last.at("parameters").get<int64_t>());
+  EXPECT_GT(last.at("all_gathered_bytes"),
+            2 * last.at("parameters").get<int64_t>());
   EXPECT_GT(last.at("gathered_peak_bytes"), 0);
+  EXPECT_LT(last.at("gathered_peak_bytes"), last.at("all_gathered_bytes"));
   EXPECT_EQ(last.at("fused"), true);
   EXPECT_EQ(last.at("digest").get<std::string>().size(), 16);
   EXPECT_GT(last.at("bits_per_byte"), 0);
   EXPECT_LT(last.at("bits_per_byte"), last.at("baseline_bits_per_byte"));
-  EXPECT_EQ(
-      Keys(last),
-      (std::set<std::string>{
-          "steps", "skipped", "parameters", "precision", "kernel", "ranks",
-          "comm", "threads", "fused", "weights_bytes", "gathered_peak_bytes",
-          "bits_per_byte", "baseline_bits_per_byte", "digest"}));
+  EXPECT_EQ(Keys(last),
+            (std::set<std::string>{"steps", "skipped", "parameters",
+                                   "precision", "kernel", "ranks", "comm",
+                                   "threads", "fused", "all_gathered_bytes",
+                                   "gathered_peak_bytes", "bits_per_byte",
+                                   "baseline_bits_per_byte", "digest"}));
 }
 
 TEST_F(TrainCommandTest, FlagsReachTheTrainer) {
@@ -332,7 +334,7 @@ TEST_F(TrainCommandTest, TraceShowsThatUpdateAndCopyOverlap) {
   const std::string path = testing::TempDir() + "/commands_test.trace.json";
   const Result result =
       Train({"--ranks", "2", "--steps", "3", "--hidden", "300", "--trace", path,
-             "--piece_numel", "4096", "--link_gbps", "0.05"});
+             "--piece_numel", "4096", "--link_gbps", "0.005"});
   ASSERT_EQ(result.status, kExitSuccess) << result.err;
   std::ifstream file(path);
   const json trace = json::parse(file);
@@ -340,7 +342,7 @@ TEST_F(TrainCommandTest, TraceShowsThatUpdateAndCopyOverlap) {
     for (const int step : {1, 2, 3}) {
       std::vector<std::pair<double, double>> updates;
       std::vector<std::pair<double, double>> copies;
-      for (const json& event : trace.at("traceEvents")) {
+      for (const json& event : trace) {
         if (event.at("ph") != "X" || event.at("pid") != rank ||
             event.at("args").at("step") != step) {
           continue;
@@ -361,6 +363,27 @@ TEST_F(TrainCommandTest, TraceShowsThatUpdateAndCopyOverlap) {
       }
       EXPECT_GT(overlaps, 0) << "rank " << rank << ", step " << step;
     }
+  }
+}
+
+// More steps than are kept, which are written as they come.
+TEST_F(TrainCommandTest, TraceHasEveryStepOfEveryRankOnce) {
+  const std::string path = testing::TempDir() + "/commands_test.long.json";
+  std::ofstream(path) << "what was there before";
+  const Result result = Train({"--ranks", "3", "--steps", "103", "--hidden",
+                               "4", "--batch", "1", "--trace", path});
+  ASSERT_EQ(result.status, kExitSuccess) << result.err;
+  std::ifstream file(path);
+  std::map<std::pair<int, int>, int> updates;
+  for (const json& event : json::parse(file)) {
+    if (event.at("name") != "update") continue;
+    ++updates[{event.at("pid").get<int>(),
+               event.at("args").at("step").get<int>()}];
+  }
+  // A layer of these fits into the part of rank 0.
+  EXPECT_EQ(updates.size(), 103);
+  for (int step = 1; step <= 103; ++step) {
+    EXPECT_EQ((updates[{0, step}]), (updates[{0, 1}])) << step;
   }
 }
 
@@ -405,8 +428,10 @@ TEST_F(TrainCommandTest, BadInputIsNamedBeforeAnyWork) {
       {{"--link_gbps", "-1"}, "--link_gbps is -1, expected"},
       {{"--ratio", "2"}, "--ratio is 2, expected a number from 0 to 1"},
       {{"--micro_batches", "0"}, "--micro_batches is 0"},
+      {{"--link_gbps", "1e300"}, "--link_gbps is 1e+300, expected"},
       {{"--trace", "/nonexistent/trace"},
        "--trace /nonexistent/trace: No such file"},
+      {{"--trace", path_}, "is the file of --text"},
   };
   for (const auto& c : cases) {
     std::vector<std::string> arguments = {"train", "--text", path_};

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -16,32 +18,57 @@
 #include "absl/strings/str_cat.h"
 #include "dispatch/return_if_error.h"
 #include "dispatch/thread_communicator.h"
+#include "xxhash.h"
 
 namespace onepass {
 namespace {
 
-// What went wrong first.
-class FirstError {
+// What went wrong, of what all ranks report.
+class Outcome {
  public:
   void Report(const absl::Status& status) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (exception_ == nullptr) status_.Update(status);
+    // Aborted is what a rank is told of another that has left, maybe before
+    // that has reported why.
+    if (absl::IsAborted(status)) {
+      consequence_.Update(status);
+    } else {
+      cause_.Update(status);
+    }
   }
   void Report(std::exception_ptr exception) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (exception_ == nullptr && status_.ok()) exception_ = exception;
+    if (exception_ == nullptr) exception_ = exception;
   }
   // Once all have reported.
   absl::Status Take() {
     if (exception_ != nullptr) std::rethrow_exception(exception_);
-    return status_;
+    return cause_.ok() ? consequence_ : cause_;
   }
 
  private:
   std::mutex mutex_;
-  absl::Status status_;
+  absl::Status cause_;  // the first
+  absl::Status consequence_;
   std::exception_ptr exception_;
 };
+
+// A hash of the processors that the calling thread may run on.
+absl::StatusOr<uint64_t> HashOfProcessors() {
+  // The system refuses a mask that is too short for its own.
+  constexpr size_t kMostWords = size_t{1} << 16;
+  for (size_t words = CPU_SETSIZE / 64; words <= kMostWords; words *= 2) {
+    std::vector<uint64_t> mask(words);
+    if (sched_getaffinity(0, words * sizeof(uint64_t),
+                          reinterpret_cast<cpu_set_t*>(mask.data())) == 0) {
+      while (!mask.empty() && mask.back() == 0) mask.pop_back();
+      return XXH3_64bits(mask.data(), mask.size() * sizeof(uint64_t));
+    }
+    if (errno != EINVAL) break;
+  }
+  return absl::InternalError(
+      absl::StrCat("the processors allowed: ", std::strerror(errno)));
+}
 
 }  // namespace
 
@@ -53,62 +80,55 @@ absl::Status RunThreadRanks(
   }
   std::vector<std::unique_ptr<Communicator>> communicators;
   ONEPASS_ASSIGN_OR_RETURN(communicators, CreateThreadCommunicators(ranks, {}));
-  FirstError first;
-  const auto run = [&](std::unique_ptr<Communicator> communicator) {
-    // An error is reported before the others can hear of it.
+  Outcome outcome;
+  // Whether all threads are there; nobody begins before that is known.
+  std::promise<bool> complete;
+  const auto run = [&, begins = complete.get_future().share()](int rank) {
+    if (!begins.get()) return;
     try {
-      first.Report(work(*communicator));
+      outcome.Report(work(*communicators[rank]));
     } catch (...) {
-      first.Report(std::current_exception());
+      outcome.Report(std::current_exception());
     }
+    communicators[rank].reset();
   };
   std::vector<std::thread> threads;
-  for (int rank = 1; rank < ranks; ++rank) {
-    // The standard library reports a refused thread in no other way.
-    try {
-      threads.emplace_back(run, std::move(communicators[rank]));
-    } catch (const std::system_error& error) {
-      first.Report(absl::ResourceExhaustedError(absl::StrCat(
-          "could not start the thread of rank ", rank, ": ", error.what())));
-      break;
-    }
+  threads.reserve(ranks - 1);
+  // The standard library reports a refused thread in no other way.
+  try {
+    for (int rank = 1; rank < ranks; ++rank) threads.emplace_back(run, rank);
+    complete.set_value(true);
+  } catch (const std::system_error& error) {
+    outcome.Report(absl::ResourceExhaustedError(
+        absl::StrCat("could not start the thread of rank ", threads.size() + 1,
+                     ": ", error.what())));
+    complete.set_value(false);
   }
-  std::unique_ptr<Communicator> mine = std::move(communicators[0]);
-  const bool all = static_cast<int>(threads.size()) == ranks - 1;
-  // Those that have no thread are gone.
-  communicators.clear();
-  if (all) {
-    run(std::move(mine));
-  } else {
-    mine.reset();
-  }
+  run(0);
   for (std::thread& thread : threads) thread.join();
-  return first.Take();
+  return outcome.Take();
 }
 
 absl::StatusOr<RankNeighbours> FindNeighbours(Communicator& communicator) {
   struct Place {
-    char host[256];
-    cpu_set_t processors;
+    uint64_t host;
+    uint64_t processors;
   };
-  Place mine;
-  std::memset(&mine, 0, sizeof(mine));
-  if (gethostname(mine.host, sizeof(mine.host) - 1) != 0 ||
-      sched_getaffinity(0, sizeof(mine.processors), &mine.processors) != 0) {
+  char name[256] = {};
+  if (gethostname(name, sizeof(name) - 1) != 0) {
     return absl::InternalError(
-        absl::StrCat("the name of the host, or the processors allowed: ",
-                     std::strerror(errno)));
+        absl::StrCat("the name of the host: ", std::strerror(errno)));
   }
+  Place mine = {XXH3_64bits(name, std::strlen(name)), 0};
+  ONEPASS_ASSIGN_OR_RETURN(mine.processors, HashOfProcessors());
   std::vector<Place> places(communicator.size());
   ONEPASS_RETURN_IF_ERROR(
       communicator.AllGather(&mine, places.data(), sizeof(Place)));
   RankNeighbours neighbours = {0, 0};
   for (const Place& place : places) {
-    if (std::strcmp(place.host, mine.host) != 0) continue;
+    if (place.host != mine.host) continue;
     ++neighbours.on_host;
-    if (CPU_EQUAL(&place.processors, &mine.processors)) {
-      ++neighbours.on_processors;
-    }
+    if (place.processors == mine.processors) ++neighbours.on_processors;
   }
   return neighbours;
 }

@@ -19,7 +19,8 @@ namespace onepass {
 inline constexpr int kMaxThreadRanks = 1024;
 
 // Calls `work` on a thread for each rank, rank 0 on the caller's, and returns
-// when all have returned: the first error, in time. A rank that returned is
+// when all have returned: the first error in time, but one that a rank was told
+// of another (Aborted) only where there is no other. A rank that returned is
 // gone for the others. What `work` throws goes on to the caller.
 // InvalidArgument: ranks outside 1 to kMaxThreadRanks. ResourceExhausted: the
 // system refused a thread.

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <new>
 #include <set>
@@ -51,6 +52,28 @@ TEST(RanksTest, TheFirstErrorIsReturnedAndEndsTheOthers) {
     EXPECT_EQ(status, absl::DataLossError("struck"));
     EXPECT_EQ(others, 2);
   }
+}
+
+// Others may hear that a rank is gone before it can say why.
+TEST(RanksTest, TheCauseGoesBeforeWhatFollowsFromIt) {
+  const absl::Status status =
+      RunThreadRanks(2, [&](Communicator& communicator) -> absl::Status {
+        auto own = communicator.Duplicate();
+        if (!own.ok()) return own.status();
+        if (communicator.rank() == 0) {
+          own->reset();  // the other is told, and returns
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          return absl::DataLossError("struck");
+        }
+        return (*own)->Barrier();
+      });
+  EXPECT_EQ(status, absl::DataLossError("struck"));
+}
+
+TEST(RanksTest, AnErrorThatAllAreToldIsOne) {
+  const absl::Status status = RunThreadRanks(
+      2, [&](Communicator&) { return absl::AbortedError("told"); });
+  EXPECT_EQ(status, absl::AbortedError("told"));
 }
 
 TEST(RanksTest, WhatARankThrowsGoesToTheCaller) {

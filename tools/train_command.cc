@@ -45,6 +45,13 @@ namespace onepass {
 namespace {
 
 constexpr int64_t kProgressLines = 20;
+constexpr double kGiga = 1e9;
+
+// Steps of a trace that are kept before they are written.
+constexpr int64_t kTracedSteps = 50;
+
+// What a communicator of MPI and its duplicates take.
+constexpr int64_t kMpiBytes = int64_t{16} << 20;
 
 absl::StatusOr<int64_t> TextBytes(const std::string& path) {
   namespace fs = std::filesystem;
@@ -81,21 +88,48 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t bytes) {
   return text;
 }
 
-// Whether the file can be written, without changing what is in it.
-absl::Status CheckWritable(const std::string& path) {
-  if (std::ofstream(path, std::ios::app)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--trace ", path, ": ", std::strerror(errno)));
-}
+// The file that --trace names, which ranks write to in turn.
+class TraceWriter {
+ public:
+  TraceWriter(std::string path, Communicator& communicator)
+      : path_(std::move(path)), communicator_(communicator) {}
 
-absl::Status WriteFile(const std::string& path, const std::string& content) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << content;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("--trace ", path, ": ", std::strerror(errno)));
-}
+  // Begins the file anew. All functions are collective.
+  absl::Status Begin() {
+    return Append(TraceHead(communicator_.rank()),
+                  communicator_.rank() == 0 ? std::ios::trunc : std::ios::app);
+  }
+  // Adds `events` of each rank, and ends the file.
+  absl::Status Add(const std::string& events) {
+    return Append(events, std::ios::app);
+  }
+  absl::Status End() {
+    return Append(communicator_.rank() == 0 ? std::string(kTraceEnd) : "",
+                  std::ios::app);
+  }
+
+ private:
+  absl::Status Append(const std::string& text, std::ios::openmode mode) {
+    for (int turn = 0; turn < communicator_.size(); ++turn) {
+      if (turn == communicator_.rank()) {
+        std::ofstream file(path_, std::ios::binary | mode);
+        file << text;
+        file.close();
+        if (!file) {
+          const absl::Status error = absl::UnavailableError(
+              absl::StrCat("--trace ", path_, ": ", std::strerror(errno)));
+          communicator_.Abort(error.message());
+          return error;
+        }
+      }
+      ONEPASS_RETURN_IF_ERROR(communicator_.Barrier());
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  Communicator& communicator_;
+};
 
 absl::StatusOr<DType> ParsePrecision(const std::string& name) {
   for (const DType type :
@@ -111,25 +145,6 @@ absl::StatusOr<bool> ParseOnOff(absl::string_view flag,
   if (value == "on" || value == "off") return value == "on";
   return absl::InvalidArgumentError(
       absl::StrCat(flag, " is ", value, ", expected on or off"));
-}
-
-// The texts of all ranks, in order. Collective.
-absl::StatusOr<std::string> Concatenate(Communicator& communicator,
-                                        std::string text) {
-  const int64_t size = static_cast<int64_t>(text.size());
-  std::vector<int64_t> sizes(communicator.size());
-  ONEPASS_RETURN_IF_ERROR(
-      communicator.AllGather(&size, sizes.data(), sizeof(size)));
-  const int64_t most = *std::max_element(sizes.begin(), sizes.end());
-  text.resize(most);
-  std::string padded(most * communicator.size(), '\0');
-  ONEPASS_RETURN_IF_ERROR(
-      communicator.AllGather(text.data(), padded.data(), most));
-  std::string all;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    all.append(padded, rank * most, sizes[rank]);
-  }
-  return all;
 }
 
 double BitsOf(double nats) { return nats / std::log(2.0); }
@@ -181,7 +196,7 @@ class TrainCommand : public Command {
               "What ranks are: threads, or mpi (under mpirun).");
     AddThreadsFlag(flags, &threads_,
                    "Of each rank. 0: the processors allowed, shared by the "
-                   "ranks that run on them.");
+                   "ranks that are allowed the same.");
     AddKernelFlag(flags, &kernel_);
     flags.Add("ratio", &options_.ratio, "part",
               "Of the parameters that the CPU updates; the device updates the "
@@ -202,7 +217,8 @@ class TrainCommand : public Command {
     flags.Add("separate", &options_.separate,
               "A pass each for scale, step and copy.");
     flags.Add("trace", &trace_, "file",
-              "Gets what each step did and when, for Perfetto. [none]");
+              "Gets what each step did and when, for Perfetto. Of MPI on "
+              "several hosts, one that they share. [none]");
     flags.Add("json", &json_, "Print a JSON object a line.");
   }
 
@@ -212,7 +228,7 @@ class TrainCommand : public Command {
           "--fused and --separate exclude each other");
     }
     ONEPASS_RETURN_IF_ERROR(CheckThreads(threads_));
-    if (!(link_gbps_ >= 0) || !std::isfinite(link_gbps_)) {
+    if (!(link_gbps_ >= 0) || !std::isfinite(link_gbps_ * kGiga)) {
       return absl::InvalidArgumentError(
           absl::StrCat("--link_gbps is ", link_gbps_,
                        ", expected a finite number of at least 0"));
@@ -241,8 +257,8 @@ class TrainCommand : public Command {
     }
     const int ranks = std::max(static_cast<int>(ranks_), 1);
     std::string text;
-    ONEPASS_ASSIGN_OR_RETURN(text, LoadText(ranks, ranks, /*processes=*/1));
-    if (!trace_.empty()) ONEPASS_RETURN_IF_ERROR(CheckWritable(trace_));
+    ONEPASS_ASSIGN_OR_RETURN(
+        text, LoadText(ranks, ranks, /*processes=*/1, /*process_bytes=*/0));
     return RunThreadRanks(ranks, [&](Communicator& communicator) {
       return TrainRank(communicator, kernel, text, out, err);
     });
@@ -261,29 +277,31 @@ class TrainCommand : public Command {
     ONEPASS_ASSIGN_OR_RETURN(neighbours, FindNeighbours(*communicator));
     std::string text;
     ONEPASS_ASSIGN_OR_RETURN(
-        text, LoadText(ranks, neighbours.on_host, neighbours.on_host));
-    const bool first = communicator->rank() == 0;
-    if (first && !trace_.empty()) {
-      ONEPASS_RETURN_IF_ERROR(CheckWritable(trace_));
-    }
-    std::ostream nowhere(nullptr);
-    return TrainRank(*communicator, kernel, text, first ? out : nowhere,
-                     first ? err : nowhere);
+        text, LoadText(ranks, neighbours.on_host,
+                       /*processes=*/neighbours.on_host, kMpiBytes));
+    return TrainRank(*communicator, kernel, text, out, err);
   }
 
   // Checks everything that can be checked without allocating, then reads.
-  // `on_host` of the ranks are on this host, in `processes`.
-  absl::StatusOr<std::string> LoadText(int ranks, int on_host,
-                                       int processes) const {
+  // `on_host` of the ranks are on this host, in `processes`, each of which
+  // takes `process_bytes` beside them.
+  absl::StatusOr<std::string> LoadText(int ranks, int on_host, int processes,
+                                       int64_t process_bytes) const {
     const absl::StatusOr<int64_t> text_bytes = TextBytes(text_);
     if (!text_bytes.ok()) return text_bytes.status();
+    std::error_code none;
+    if (!trace_.empty() && std::filesystem::equivalent(text_, trace_, none)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--trace ", trace_, " is the file of --text"));
+    }
     const absl::StatusOr<int64_t> of_rank =
         TrainingBytes(options_, *text_bytes, ranks);
     if (!of_rank.ok()) return of_rank.status();
     int64_t needed;
-    ONEPASS_ASSIGN_OR_RETURN(needed, (CheckedInt(*of_rank) * on_host +
-                                      CheckedInt(*text_bytes) * processes)
-                                         .Get("bytes of all ranks"));
+    ONEPASS_ASSIGN_OR_RETURN(
+        needed, (CheckedInt(*of_rank) * on_host +
+                 (CheckedInt(*text_bytes) + process_bytes) * processes)
+                    .Get("bytes of all ranks"));
     ONEPASS_RETURN_IF_ERROR(CheckMemory(
         "training", needed,
         "lower --hidden, --layers, --context, --embedding, --batch or "
@@ -306,21 +324,25 @@ class TrainCommand : public Command {
     std::unique_ptr<ThreadPool> pool;
     ONEPASS_ASSIGN_OR_RETURN(pool, ThreadPool::Create({threads}));
     HostDeviceOptions device_options;
-    device_options.link_bytes_per_s = link_gbps_ * 1e9;
+    device_options.link_bytes_per_s = link_gbps_ * kGiga;
     std::unique_ptr<HostDevice> device;
     ONEPASS_ASSIGN_OR_RETURN(device,
                              HostDevice::Create(kernel, device_options));
+    // Outlives the trainer, which writes to it.
+    StepTrace trace;
     std::unique_ptr<Communicator> for_trace;
-    ONEPASS_ASSIGN_OR_RETURN(for_trace, communicator.Duplicate());
+    std::optional<TraceWriter> writer;
+    if (!trace_.empty()) {
+      ONEPASS_ASSIGN_OR_RETURN(for_trace, communicator.Duplicate());
+      ONEPASS_RETURN_IF_ERROR(writer.emplace(trace_, *for_trace).Begin());
+    }
     std::unique_ptr<Trainer> trainer;
     ONEPASS_ASSIGN_OR_RETURN(
         trainer, Trainer::Create({kernel, *device, *pool}, communicator,
                                  options_, text));
-    StepTrace trace;
     std::string events;
-    if (!trace_.empty()) {
+    if (writer.has_value()) {
       ONEPASS_RETURN_IF_ERROR(trainer->SetTrace(&trace));
-      events = TraceRowNames(communicator.rank());
     }
 
     if (first && !json_) {
@@ -339,6 +361,10 @@ class TrainCommand : public Command {
       ONEPASS_ASSIGN_OR_RETURN(step, trainer->Step());
       AppendTraceEvents(communicator.rank(), i, trace.spans, &events);
       trace.spans.clear();
+      if (writer.has_value() && i % kTracedSteps == 0) {
+        ONEPASS_RETURN_IF_ERROR(writer->Add(events));
+        events.clear();
+      }
       const StepReport& report = step.report;
       fused = report.scale_fused && report.copy_fused;
       if (first && i == 1 && !options_.separate && !report.copy_fused) {
@@ -358,16 +384,7 @@ class TrainCommand : public Command {
     ONEPASS_ASSIGN_OR_RETURN(bits, trainer->HeldOutBits());
     std::string digest;
     ONEPASS_ASSIGN_OR_RETURN(digest, trainer->Digest());
-    if (!trace_.empty()) {
-      ONEPASS_ASSIGN_OR_RETURN(events,
-                               Concatenate(*for_trace, std::move(events)));
-      if (first) {
-        ONEPASS_RETURN_IF_ERROR(WriteFile(trace_, TraceFile(events)));
-      }
-    }
     if (first) {
-      const int64_t weights =
-          trainer->parameters() * ByteSize(options_.precision);
       if (json_) {
         out << nlohmann::ordered_json{{"steps", options_.steps},
                                       {"skipped", skipped},
@@ -378,9 +395,10 @@ class TrainCommand : public Command {
                                       {"comm", comm_},
                                       {"threads", threads},
                                       {"fused", fused},
-                                      {"weights_bytes", weights},
                                       {"gathered_peak_bytes",
                                        trainer->gathered().peak},
+                                      {"all_gathered_bytes",
+                                       trainer->all_gathered_bytes()},
                                       {"bits_per_byte", bits},
                                       {"baseline_bits_per_byte",
                                        trainer->FrequencyBits()},
@@ -391,11 +409,15 @@ class TrainCommand : public Command {
         out << absl::StreamFormat(
             "held out: %.4f bits a byte; by frequencies of bytes alone: %.4f\n"
             "skipped steps: %d\n"
-            "weights gathered at once: at most %d bytes, of %d\n"
+            "weights gathered at once: at most %d bytes; all would be %d\n"
             "digest: %s\n",
             bits, trainer->FrequencyBits(), skipped, trainer->gathered().peak,
-            weights, digest);
+            trainer->all_gathered_bytes(), digest);
       }
+    }
+    if (writer.has_value()) {
+      ONEPASS_RETURN_IF_ERROR(writer->Add(events));
+      ONEPASS_RETURN_IF_ERROR(writer->End());
     }
     if (std::isfinite(bits)) return absl::OkStatus();
     return absl::OutOfRangeError(

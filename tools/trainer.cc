@@ -27,6 +27,15 @@ constexpr int64_t kLayerBytes = 4096;
 // Host memory comes in pages: of each array of a sub-group up to one more.
 constexpr int64_t kSubGroupBytes = 4 * 4096;
 
+// What keeps a piece of the step, of at least so many elements.
+constexpr int64_t kPieceBytes = 640;
+constexpr int64_t kLeastPieceNumel = 32;
+
+// Stacks, small buffers and what the heap keeps; and what each rank knows of
+// each other one.
+constexpr int64_t kRankBytes = int64_t{1} << 20;
+constexpr int64_t kOtherRankBytes = 1024;
+
 constexpr int64_t kMasterAndMoments = 3 * sizeof(float);
 
 // The seed of positions is not that of the weights.
@@ -124,41 +133,51 @@ absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
   CheckedInt owned = 0;
   CheckedInt largest = 0;
   CheckedInt largest_shard = 0;
+  int64_t layers = 0;
   for (const LayerKind& kind : kinds) {
+    if (kind.count == 0) continue;
+    layers += kind.count;
     int64_t numel;
     ONEPASS_ASSIGN_OR_RETURN(numel, kind.numel.Get("parameters"));
-    UnitPartition partition = *UnitPartition::Create({0}, 1);
-    ONEPASS_ASSIGN_OR_RETURN(partition, UnitPartition::Create({numel}, ranks));
-    const CheckedInt shard = partition.shard_numel();
+    const absl::StatusOr<UnitPartition> partition =
+        UnitPartition::Create({numel}, ranks);
+    if (!partition.ok()) return partition.status();
+    const CheckedInt shard = partition->shard_numel();
     // The weights, and for the norm a sum of each leaf.
     bytes = bytes + CheckedInt(kind.count) * (shard * weight + kLayerBytes);
     owned = owned + CheckedInt(kind.count) *
-                        (CheckedInt(std::min(numel, partition.shard_numel())) +
+                        (CheckedInt(std::min(numel, partition->shard_numel())) +
                          Device::kAlignment);
-    largest = Max(largest, CheckedInt(partition.padded_numel()));
+    largest = Max(largest, CheckedInt(partition->padded_numel()));
     largest_shard = Max(largest_shard, shard);
   }
   int64_t owned_numel;
   ONEPASS_ASSIGN_OR_RETURN(owned_numel, owned.Get("parameters"));
-  bytes = bytes + owned * state;
-  bytes = bytes +
-          CheckedInt(
-              owned_numel / std::max(options.sub_group_numel, kLeafNumel) + 1) *
-              kSubGroupBytes;
+  const int64_t sub_group =
+      std::max(options.sub_group_numel / kLeafNumel, int64_t{1}) * kLeafNumel;
+  const int64_t pieces =
+      owned_numel / std::max(options.piece_numel, kLeastPieceNumel) + layers;
+  bytes = bytes + owned * state +
+          CheckedInt(owned_numel / sub_group + 1) * kSubGroupBytes +
+          CheckedInt(pieces) * kPieceBytes;
   if (!wide) {
-    bytes = bytes + CheckedInt(options.staging_buffers) *
-                        std::min(options.piece_numel, owned_numel) * weight;
+    // No more buffers than pieces.
+    const CheckedInt staging = Min(
+        CheckedInt(options.staging_buffers) * options.piece_numel,
+        CheckedInt(owned_numel) + std::min(options.piece_numel, owned_numel));
+    bytes = bytes + staging * weight;
   }
   // Two gathered layers; the gradient of one, in fp32, flat and received, and
-  // what is summed of it; its weights in fp32. Its masters, for the digest,
-  // take less.
+  // what is summed of it; its weights in fp32. For the digest its masters take
+  // the place of the gathered.
   bytes = bytes + largest * (2 * weight + 4 + 2 * weight + (wide ? 0 : 4)) +
           largest_shard * 4;
   int64_t activations;
   ONEPASS_ASSIGN_OR_RETURN(
       activations, LanguageModel::ActivationBytes(model, options.batch));
   bytes = bytes + activations +
-          CheckedInt(options.batch) * int64_t{sizeof(int64_t)};
+          CheckedInt(options.batch) * int64_t{sizeof(int64_t)} + kRankBytes +
+          CheckedInt(ranks) * kOtherRankBytes;
   return bytes.Get("bytes of the model and its batch");
 }
 
@@ -244,15 +263,14 @@ absl::string_view Trainer::TrainingPart() const {
 
 void Trainer::DrawPositions() {
   const int64_t context = options_.model.context;
+  // Each rank takes its own of the numbers that are drawn for all.
+  const int64_t rank = optimizer_->rank();
+  random_.Skip(rank * options_.batch);
   positions_.clear();
-  // All ranks draw those of all, so that no two draw the same.
-  for (int rank = 0; rank < optimizer_->world(); ++rank) {
-    for (int64_t i = 0; i < options_.batch; ++i) {
-      const int64_t position =
-          context + random_.Below(held_out_begin_ - context);
-      if (rank == optimizer_->rank()) positions_.push_back(position);
-    }
+  for (int64_t i = 0; i < options_.batch; ++i) {
+    positions_.push_back(context + random_.Below(held_out_begin_ - context));
   }
+  random_.Skip((optimizer_->world() - 1 - rank) * options_.batch);
 }
 
 absl::StatusOr<absl::Span<const float>> Trainer::Weights(int layer,
@@ -382,13 +400,14 @@ absl::StatusOr<std::string> Trainer::Digest() {
   const int rank = optimizer_->rank();
   for (size_t i = 0; i < model_.layers().size(); ++i) {
     const UnitPartition& partition = optimizer_->partition(static_cast<int>(i));
-    std::vector<float> mine(partition.shard_numel());
     std::vector<float> all(partition.padded_numel());
+    const absl::Span<float> mine = absl::MakeSpan(all).subspan(
+        rank * partition.shard_numel(), partition.shard_numel());
     // A layer is one parameter: one range, or none.
     for (const ParameterRange& range : partition.RangesOf(rank)) {
       ONEPASS_RETURN_IF_ERROR(optimizer_->shards().GetState(
           model_.layers()[i].name, StateKind::kMaster,
-          absl::MakeSpan(mine).first(range.numel)));
+          mine.first(range.numel)));
     }
     ONEPASS_RETURN_IF_ERROR(communicator_->AllGather(
         mine.data(), all.data(),
@@ -402,6 +421,15 @@ absl::StatusOr<std::string> Trainer::Digest() {
 
 absl::Status Trainer::SetTrace(StepTrace* trace) {
   return optimizer_->shards().SetTrace(trace);
+}
+
+int64_t Trainer::all_gathered_bytes() const {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < model_.layers().size(); ++i) {
+    bytes += optimizer_->partition(static_cast<int>(i)).padded_numel() *
+             ByteSize(options_.precision);
+  }
+  return bytes;
 }
 
 int64_t Trainer::parameters() const {

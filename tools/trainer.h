@@ -10,8 +10,8 @@
 //   }
 //   ASSIGN_OR_RETURN(std::string digest, trainer->Digest());
 //
-// All functions that return a status are collective: every rank calls them, in
-// the same order. An error leaves the trainer unusable.
+// Create(), Step(), HeldOutBits() and Digest() are collective: every rank calls
+// them, in the same order. An error leaves the trainer unusable.
 //
 // The same text, model, batch, micro-batches, lr, clip, seed, precision and
 // number of ranks give the same masters, bit by bit, for any kernel, number of
@@ -63,9 +63,11 @@ struct TrainOptions {
   bool pin_memory = true;
 };
 
-// Bytes that training takes on each of `ranks` ranks, beside the program and
-// the text, at most. InvalidArgument: an option that makes no sense, or a text
-// too short for it. OutOfRange: the model does not fit 64 bits.
+// Bytes that training takes on each of `ranks` ranks, beside the program, the
+// text and what communicators take, at most, provided that freed memory goes
+// back to the system (tools/onepass.cc). InvalidArgument: an option that makes
+// no sense, or a text too short for it. OutOfRange: the model does not fit 64
+// bits.
 absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
                                       int64_t text_bytes, int ranks);
 
@@ -107,6 +109,8 @@ class Trainer {
   // Bytes of weights that are gathered, and the most that ever were: two
   // layers, one in use and the next.
   const MemoryUse& gathered() const { return optimizer_->gathered(); }
+  // Those of all layers, if they were gathered at once.
+  int64_t all_gathered_bytes() const;
 
  private:
   Trainer(const Runtime& runtime, const TrainOptions& options,
@@ -134,12 +138,13 @@ class Trainer {
   DeviceBuffer widened_;
   DeviceBuffer gradient_;
   std::unique_ptr<ZeroOptimizer> optimizer_;
-  std::unique_ptr<Stream> stream_;
   // The layer in use, and the one that comes after it.
   int layer_ = -1;
   std::optional<Gathered> current_;
   int next_layer_ = -1;
   std::optional<Gathered> next_;
+  // Ends before the memory goes that it reads.
+  std::unique_ptr<Stream> stream_;
 };
 
 }  // namespace onepass

@@ -376,6 +376,18 @@ TEST(TrainerTest, TwoLayersAreGatheredAtOnce) {
   }
 }
 
+// Of what there is only.
+TEST(TrainingBytesTest, OneLayerHasNoSquareMatrix) {
+  TrainOptions options;
+  options.model.hidden = 100000;
+  options.model.layers = 1;
+  EXPECT_LT(TrainingBytes(options, 1000, 1).value(), int64_t{2} << 30);
+  options.staging_buffers = 1000000;
+  EXPECT_LT(TrainingBytes(options, 1000, 1).value(), int64_t{2} << 30);
+  options.model.layers = 2;
+  EXPECT_GT(TrainingBytes(options, 1000, 1).value(), int64_t{100} << 30);
+}
+
 TEST(TrainingBytesTest, NamesTheFlagThatIsWrong) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -445,8 +457,10 @@ TEST(TrainingBytesTest, CountsWhatIsTaken) {
     for (const bool separate : {false, true}) {
       for (const DType precision : {DType::kBFloat16, DType::kFloat32}) {
         TrainOptions options;
-        options.model.hidden = 500;
-        options.model.layers = 3;
+        options.model.hidden = 400;
+        options.model.layers = 2;
+        options.batch = 1;
+        options.micro_batches = ranks;
         options.separate = separate;
         options.precision = precision;
         const auto bytes = static_cast<double>(
@@ -456,7 +470,8 @@ TEST(TrainingBytesTest, CountsWhatIsTaken) {
           if (rank.rank > 0) return;
           // Rank 0 owns no less than any other. Masters and moments, and
           // gradients in fp32, are pageable.
-          const bool keeps = separate && precision != DType::kFloat32;
+          const bool keeps =
+              ranks > 1 || (separate && precision != DType::kFloat32);
           const int64_t state =
               rank.trainer.parameters() / ranks * (keeps ? 16 : 12);
           const auto taken = static_cast<double>(
@@ -464,7 +479,8 @@ TEST(TrainingBytesTest, CountsWhatIsTaken) {
               rank.device.pinned_memory().peak +
               *LanguageModel::ActivationBytes(options.model, options.batch));
           EXPECT_GT(bytes, taken) << ranks << " " << Name(precision);
-          EXPECT_LT(bytes, 1.15 * taken) << ranks << " " << Name(precision);
+          EXPECT_LT(bytes, 1.15 * taken + (2 << 20))
+              << ranks << " " << Name(precision);
         });
       }
     }
