@@ -16,6 +16,7 @@
 
 namespace onepass {
 
+std::unique_ptr<Command> NewBenchPipelineCommand();
 std::unique_ptr<Command> NewBenchScalingCommand();
 std::unique_ptr<Command> NewBenchStepCommand();
 std::unique_ptr<Command> NewKernelsCommand();
@@ -27,7 +28,7 @@ std::unique_ptr<Command> NewVerifyCommand(std::string golden);
 // In the order of the help.
 inline constexpr CommandFactory kCommands[] = {
     &NewKernelsCommand,   &NewVerifyCommand,       &NewTrainCommand,
-    &NewBenchStepCommand, &NewBenchScalingCommand,
+    &NewBenchStepCommand, &NewBenchScalingCommand, &NewBenchPipelineCommand,
 };
 
 inline constexpr CommandGroup kCommandGroups[] = {

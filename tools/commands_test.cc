@@ -156,8 +156,8 @@ TEST(KernelsCommandTest, UnknownKernelInTheEnvironmentIsAnError) {
   const char* pinned = std::getenv("ONEPASS_KERNEL");
   const std::string saved = pinned == nullptr ? "" : pinned;
   setenv("ONEPASS_KERNEL", "scalr", /*overwrite=*/1);
-  for (const char* command :
-       {"kernels", "verify", "train", "bench step", "bench scaling"}) {
+  for (const char* command : {"kernels", "verify", "train", "bench step",
+                              "bench scaling", "bench pipeline"}) {
     const Result result = RunOnepass(absl::StrSplit(command, ' '));
     EXPECT_EQ(result.status, kExitFailure) << command;
     EXPECT_EQ(result.out, "") << command;

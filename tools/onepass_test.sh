@@ -41,6 +41,7 @@ expect 2 ERR 'unknown flag --step; did you mean --steps?' train --step 3
 expect 0 OUT 'step' bench --help
 expect 0 OUT '"three_pass/fused"' bench step --json --numel 4096 --rounds 1
 expect 0 OUT '"asleep_us"' bench scaling --json --max_numel 4096 --threads 2 --rounds 1
+expect 0 OUT '"bound_over_measured"' bench pipeline --json --numel 131072 --rounds 1
 expect 2 ERR 'Subcommands' bench # no second word: the group's help
 expect 2 ERR 'unknown subcommand bench stpe; did you mean bench step?' bench stpe
 expect 2 ERR 'unknown flag --numl; did you mean --numel?' bench step --numl 4096
