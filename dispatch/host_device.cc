@@ -1,6 +1,7 @@
 #include "dispatch/host_device.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "dispatch/fp_environment.h"
+#include "dispatch/host_buffer.h"
 #include "dispatch/return_if_error.h"
 
 namespace onepass {
@@ -295,12 +297,19 @@ absl::StatusOr<void*> Core::AllocateBytes(int64_t bytes) {
         "allocate: ", bytes, " bytes were asked for, ", options_.name, " has ",
         capacity, ", of which ", allocated_bytes_, " are in use"));
   }
+  // Copies to pages of the usual size are slow enough to hold up an update that
+  // they are to run beside.
+  const bool huge = bytes >= HostBuffer::kHugePageBytes;
   void* data = nullptr;
-  if (posix_memalign(&data, Device::kAlignment, bytes) != 0) {
+  if (posix_memalign(&data,
+                     huge ? HostBuffer::kHugePageBytes : Device::kAlignment,
+                     bytes) != 0) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "allocate: the system refused ", bytes, " bytes for ", options_.name,
         ", of which ", allocated_bytes_, " are in use"));
   }
+  // Advice: that it is not taken is no error.
+  if (huge) madvise(data, bytes, MADV_HUGEPAGE);
   allocated_bytes_ += bytes;
   return data;
 }

@@ -78,9 +78,10 @@ TEST(BenchPipelineCommandTest, JsonHasAllPoints) {
   json links = json::array();
   for (const json& point : report.at("results")) {
     EXPECT_EQ(Keys(point),
-              (std::set<std::string>{"link_over_cpu", "pieces", "buffers",
+              (std::set<std::string>{"link_over_cpu", "pieces", "buffers", "ms",
                                      "bound_over_measured",
                                      "serial_over_pipelined", "spreads"}));
+    ExpectSpread(point.at("ms"));
     links.push_back({point.at("link_over_cpu"), point.at("buffers")});
     EXPECT_EQ(point.at("pieces"), 5);
     const json& spreads = point.at("spreads");

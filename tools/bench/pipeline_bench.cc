@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -72,6 +73,11 @@ int Threads(const PipelineBenchOptions& options) {
 }
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Spread Milliseconds(std::vector<double> seconds) {
+  for (double& value : seconds) value *= 1e3;
+  return SpreadOf(std::move(seconds));
+}
 
 absl::Status FillRandom(int64_t offset, absl::Span<float> values) {
   for (size_t i = 0; i < values.size(); ++i) {
@@ -302,6 +308,7 @@ class PipelineBench {
             PipelineBound(cpu_s, copied_bytes() / bandwidth, point.pieces));
       }
       const std::vector<double>& measured = seconds[1 + i];
+      point.ms = Milliseconds(measured);
       point.bound_over_measured = RatioOf(bounds, measured);
       point.serial_over_pipelined = RatioOf(seconds.back(), measured);
       if (options_.pieces == kTargetPieces) {
@@ -446,9 +453,7 @@ absl::Status MeasureRanks(const Kernel& kernel,
     // Of as many elements on one rank.
     const size_t one = i - i % std::size(kRanks);
     point.speedup = RatioOf(seconds[one], seconds[i]);
-    std::vector<double> ms = seconds[i];
-    for (double& value : ms) value *= 1e3;
-    point.ms = SpreadOf(std::move(ms));
+    point.ms = Milliseconds(seconds[i]);
     point.ns_per_element =
         point.ms.median * 1e6 / static_cast<double>(point.numel);
   }

@@ -68,6 +68,7 @@ struct PipelinePoint {
   double link_over_cpu = 0;
   int64_t pieces = 0;
   int buffers = 0;
+  Spread ms;  // measured
   // PipelineBound(Tc, Tl, pieces) / measured, of each round.
   Spread bound_over_measured;
   PipelineTarget bound_target;

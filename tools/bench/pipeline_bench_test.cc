@@ -110,6 +110,7 @@ TEST(PipelineBenchTest, MeasuresEachPoint) {
   std::vector<std::tuple<double, int, double, double>> points;
   for (const PipelinePoint& point : report->points) {
     EXPECT_EQ(point.pieces, 32);
+    ExpectOrdered(point.ms);
     ExpectOrdered(point.bound_over_measured);
     ExpectOrdered(point.serial_over_pipelined);
     const PipelineTarget& bound = point.bound_target;
@@ -301,6 +302,12 @@ TEST(PipelineBenchTest, SaysWhatTheClockSays) {
   ASSERT_TRUE(report.ok()) << report.status();
   // 2 bytes in 50 ns or more.
   EXPECT_LE(report->cpu_gb_per_s, 0.04);
+  const double least_ms = kNumel * 50e-6;
+  // The slowest link, and the fastest.
+  EXPECT_GE(report->points.front().ms.p10, 4 * least_ms);
+  EXPECT_GE(report->points.back().ms.p10, least_ms);
+  EXPECT_LT(report->points.back().ms.median,
+            report->points.front().ms.median / 1.5);
   const PipelinePoint& two = report->points[2];
   const PipelinePoint& one = report->points[3];
   ASSERT_EQ(one.link_over_cpu, 1);
