@@ -107,7 +107,7 @@ void PrintTable(const Setting& setting, const PipelineReport& report,
       report.cpu_gb_per_s,
       report.real_copies
           ? "real"
-          : "timestamps:\nno processor is left for a thread that moves them");
+          : "timestamps: they\ntake their time and move nothing");
   PrintRatios(report, "bound/measured", &PipelinePoint::bound_over_measured,
               &PipelinePoint::bound_target, out);
   PrintRatios(report, "serial/pipelined", &PipelinePoint::serial_over_pipelined,
@@ -141,6 +141,8 @@ class BenchPipelineCommand : public Command {
               "Pieces of a step; targets are those of 32.");
     flags.Add("rounds", &options_.rounds, "rounds",
               "Steps of each, after one more to warm up.");
+    flags.Add("timestamps", &options_.timestamps,
+              "Let copies take their time but move nothing.");
     AddThreadsFlag(flags, &threads_);
     AddKernelFlag(flags, &kernel_);
   }

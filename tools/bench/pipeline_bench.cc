@@ -48,8 +48,9 @@ constexpr Row kRows[] = {
 // What the targets are of.
 constexpr int64_t kTargetPieces = 32;
 
-// Steps that a link's bandwidth is made of, after one that is not counted.
-constexpr int kCalibrationSteps = 5;
+// Of the pass that comes before the first link's.
+constexpr int64_t kCalibrationRounds = 4;
+constexpr Row kCalibrationRow = {1, 2, 0, 0};
 
 constexpr int kRanks[] = {1, 2, 4};
 constexpr int64_t kPartsOfNumel[] = {64, 16, 4};
@@ -185,6 +186,7 @@ class PipelineBench {
         pool_(pool),
         options_(options),
         real_copies_(
+            !options.timestamps &&
             CopiesAreReal(pool.threads(), ThreadPool::AllowedProcessors())),
         piece_numel_(DivideUp(options.numel, options.pieces * kLeafNumel) *
                      kLeafNumel) {}
@@ -196,16 +198,19 @@ class PipelineBench {
                              MakeSide(/*link_bytes_per_s=*/0, /*move=*/false));
     ONEPASS_ASSIGN_OR_RETURN(
         unlinked_, MakeStepper(*unlinked_side_, piece_numel_, /*buffers=*/2));
+    ONEPASS_RETURN_IF_ERROR(Calibrate());
+    std::vector<double> productions;
     for (const Row* row = std::begin(kRows); row != std::end(kRows);) {
       const Row* const end =
           std::find_if(row, std::end(kRows), [row](const Row& other) {
             return other.link_over_cpu != row->link_over_cpu;
           });
-      ONEPASS_RETURN_IF_ERROR(
-          MeasureLink({row, static_cast<size_t>(end - row)}, report));
+      ONEPASS_RETURN_IF_ERROR(MeasureLink({row, static_cast<size_t>(end - row)},
+                                          options_.rounds, report.points));
+      productions.push_back(production_);
       row = end;
     }
-    report.cpu_gb_per_s = SpreadOf(productions_).median / 1e9;
+    report.cpu_gb_per_s = SpreadOf(std::move(productions)).median / 1e9;
     return absl::OkStatus();
   }
 
@@ -244,23 +249,22 @@ class PipelineBench {
                            buffers);
   }
 
-  // Bytes of copies that a second of updates produces.
-  absl::StatusOr<double> MeasureProduction() {
-    std::vector<double> seconds;
-    for (int i = 0; i <= kCalibrationSteps; ++i) {
-      StepReport step;
-      ONEPASS_ASSIGN_OR_RETURN(step, unlinked_->Step());
-      if (i > 0) seconds.push_back(step.seconds);
-    }
-    return copied_bytes() / SpreadOf(std::move(seconds)).median;
+  // A first production_. Steps alone, one after the other, are faster than
+  // those between steps over a link, during which the CPU also rests: they only
+  // serve for a pass that is like the others.
+  absl::Status Calibrate() {
+    ONEPASS_RETURN_IF_ERROR(unlinked_->Step().status());
+    StepReport step;
+    ONEPASS_ASSIGN_OR_RETURN(step, unlinked_->Step());
+    production_ = copied_bytes() / step.seconds;
+    std::vector<PipelinePoint> dropped;
+    return MeasureLink({&kCalibrationRow, 1}, kCalibrationRounds, dropped);
   }
 
-  absl::Status MeasureLink(absl::Span<const Row> rows, PipelineReport& report) {
+  absl::Status MeasureLink(absl::Span<const Row> rows, int64_t rounds,
+                           std::vector<PipelinePoint>& points) {
     const double link_over_cpu = rows[0].link_over_cpu;
-    double production;
-    ONEPASS_ASSIGN_OR_RETURN(production, MeasureProduction());
-    productions_.push_back(production);
-    const double bandwidth = production * link_over_cpu;
+    const double bandwidth = production_ * link_over_cpu;
     std::unique_ptr<Side> side;
     ONEPASS_ASSIGN_OR_RETURN(side, MakeSide(bandwidth, real_copies_));
 
@@ -293,8 +297,9 @@ class PipelineBench {
     }
     Timings seconds;
     ONEPASS_ASSIGN_OR_RETURN(
-        seconds, MeasureInterleaved(variants, options_.rounds,
+        seconds, MeasureInterleaved(variants, rounds,
                                     [&stepped_s] { return stepped_s; }));
+    production_ = copied_bytes() / SpreadOf(seconds[0]).median;
 
     for (size_t i = 0; i < rows.size(); ++i) {
       const Row& row = rows[i];
@@ -317,7 +322,7 @@ class PipelineBench {
         point.serial_target =
             Target(row.serial_over_pipelined, point.serial_over_pipelined);
       }
-      report.points.push_back(point);
+      points.push_back(point);
     }
     return absl::OkStatus();
   }
@@ -338,7 +343,8 @@ class PipelineBench {
   // Of Tc.
   std::unique_ptr<Side> unlinked_side_;
   std::unique_ptr<Stepper> unlinked_;
-  std::vector<double> productions_;
+  // Bytes of copies that a second of such steps produces, by the latest.
+  double production_ = 0;
 };
 
 // --- Ranks. ---

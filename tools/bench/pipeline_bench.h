@@ -16,13 +16,16 @@
 //   measured   a step over the link, in pieces
 //   serial     a step over the link in one piece: all is updated, then copied
 //
-// Links have link_over_cpu times the bandwidth of 2 * numel bytes in Tc, of
-// which some steps just before the link's are the measure. Tl, the time of
-// copies alone, is 2 * numel bytes by the bandwidth that the link then has.
+// Links have link_over_cpu times the bandwidth of 2 * numel bytes in Tc: the
+// median over the link before, or before the first one over a link that is
+// measured for that only. Tl, the time of copies alone, is 2 * numel bytes by
+// the bandwidth that the link then has.
 //
 // Copies are real, moved by a thread of their own, where a processor is left
-// for it; otherwise they take their time and move nothing (weights only:
-// gradients always arrive).
+// for it; otherwise, or where asked for, they take their time and move nothing
+// (weights only: gradients always arrive). Real ones share the memory with the
+// update, which Tc does not: the difference between both ways is what that
+// costs.
 //
 // Below 16Mi elements pieces are short enough for ordinary stores where the one
 // piece of `serial` is streamed (kStreamedCopyBytes): its ratio says less then.
@@ -54,6 +57,8 @@ struct PipelineBenchOptions {
   int64_t pieces = 32;
   int threads = 1;  // that update; 0: one for each processor allowed
   int64_t rounds = 20;
+  bool timestamps =
+      false;  // copies are not real, whatever processors there are
   // HostDeviceOptions::observer of the devices with a link.
   std::function<void(const HostDeviceCopy& copy, bool begins)> observer;
 };
