@@ -2,8 +2,8 @@
 // ShardOptimizer over links slower and faster than the CPU; and the time of
 // ZeroOptimizer's step against ranks and elements.
 //
-//   ASSIGN_OR_RETURN(int64_t bytes, PipelineBenchBytes(options));   // ask
-//   first ASSIGN_OR_RETURN(PipelineReport report,
+//   ASSIGN_OR_RETURN(int64_t bytes, PipelineBenchBytes(options));  // ask first
+//   ASSIGN_OR_RETURN(PipelineReport report,
 //                    RunPipelineBench(kernel, options));
 //   report.points[0].bound_over_measured.median;
 //
@@ -57,8 +57,7 @@ struct PipelineBenchOptions {
   int64_t pieces = 32;
   int threads = 1;  // that update; 0: one for each processor allowed
   int64_t rounds = 20;
-  bool timestamps =
-      false;  // copies are not real, whatever processors there are
+  bool timestamps = false;  // rather than real copies, also where these can be
   // HostDeviceOptions::observer of the devices with a link.
   std::function<void(const HostDeviceCopy& copy, bool begins)> observer;
 };
