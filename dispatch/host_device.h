@@ -7,8 +7,9 @@
 //   ASSIGN_OR_RETURN(auto device, HostDevice::Create(*kernel, options));
 //
 // Operations run on the stream's thread, by the given kernel. "Pinned" memory
-// is memory that was touched, and counted. What is put on streams allocates
-// nothing, but where more is waiting there than ever before.
+// is memory that was touched, and counted; device memory asks for huge pages.
+// What is put on streams allocates nothing, but where more is waiting there
+// than ever before.
 //
 // The simulated link has two directions, which do not slow one another; the
 // streams of the device share each. A copy takes link_latency_s +

@@ -31,6 +31,7 @@
 #include "absl/strings/str_cat.h"
 #include "dispatch/device.h"
 #include "dispatch/dtype.h"
+#include "dispatch/host_buffer.h"
 #include "dispatch/kernel.h"
 #include "dispatch/norm_sum.h"
 #include "dispatch/operations.h"
@@ -267,6 +268,17 @@ TEST(HostDeviceMemoryTest, EndsAtItsCapacity) {
   DeviceBuffer b = Take(device->Allocate(400));
   b = DeviceBuffer();
   EXPECT_TRUE(device->Allocate(400).ok());
+}
+
+TEST(HostDeviceMemoryTest, BeginsAtAHugePageWhereItHoldsOne) {
+  const auto device = MakeDevice();
+  for (const int64_t pages : {1, 2}) {
+    const DeviceBuffer buffer =
+        Take(device->Allocate(pages * HostBuffer::kHugePageBytes + 1));
+    EXPECT_EQ(
+        reinterpret_cast<uintptr_t>(buffer.data()) % HostBuffer::kHugePageBytes,
+        0u);
+  }
 }
 
 TEST(HostDeviceMemoryTest, WhatTheSystemRefusesIsAnError) {
