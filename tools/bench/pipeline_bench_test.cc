@@ -153,7 +153,7 @@ TEST(PipelineBenchTest, MeasuresEachPoint) {
   EXPECT_EQ(ranks, expected);
 }
 
-TEST(PipelineBenchTest, OtherPiecesHaveNoTargets) {
+TEST(PipelineBenchTest, OtherPiecesHaveNoTargetsAndSpeedupIsOfOneRank) {
   PipelineBenchOptions options = SmallOptions();
   options.pieces = 8;
   options.rounds = 1;
@@ -164,6 +164,12 @@ TEST(PipelineBenchTest, OtherPiecesHaveNoTargets) {
     EXPECT_EQ(point.pieces, 8);
     EXPECT_EQ(point.bound_target.at_least, 0);
     EXPECT_EQ(point.serial_target.at_least, 0);
+  }
+  // Of one round medians are its times.
+  for (size_t i = 0; i < report->ranks.size(); ++i) {
+    const RanksPoint& point = report->ranks[i];
+    EXPECT_NEAR(point.speedup.median,
+                report->ranks[i - i % 3].ms.median / point.ms.median, 1e-9);
   }
 }
 
