@@ -97,7 +97,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)' \
   says_what_it_takes --hidden 1200 --layers 3 --ranks 4 --micro_batches 2
   says_what_it_takes --hidden 1000 --layers 3 --piece_numel 1 --separate
   says_what_it_takes --hidden 1000 --layers 3 --ratio 0.4 --sub_group_numel 5000 --precision fp32
-  says_what_it_takes --hidden 8 --ranks 16
+  says_what_it_takes --hidden 700 --ranks 16
 fi
 
 if "$run" "$onepass" kernels >/dev/full 2>"$dir/ERR"; then

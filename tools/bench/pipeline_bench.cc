@@ -306,7 +306,7 @@ class PipelineBench {
       PipelinePoint point;
       point.link_over_cpu = link_over_cpu;
       point.pieces = ways[i].report.pieces;
-      point.buffers = static_cast<int>(ways[i].report.most_buffers_in_flight);
+      point.buffers = row.buffers;
       std::vector<double> bounds;
       for (const double cpu_s : seconds[0]) {
         bounds.push_back(
