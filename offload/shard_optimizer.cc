@@ -1438,11 +1438,20 @@ absl::Status ShardOptimizer::Impl::SendPiece(const HostLayout::Piece& piece,
   }
   ONEPASS_RETURN_IF_ERROR(TraceEnd(*copy_stream_));
   ONEPASS_RETURN_IF_ERROR(copy_stream_->Record(*staging.copied));
+  // Until all were in flight at once, those of others may have ended meanwhile.
+  if (report.most_buffers_in_flight < static_cast<int64_t>(staging_.size())) {
+    int64_t in_flight = 1;
+    for (Staging& other : staging_) {
+      if (!other.in_flight) continue;
+      bool done;
+      ONEPASS_ASSIGN_OR_RETURN(done, other.copied->Done());
+      other.in_flight = !done;
+      in_flight += other.in_flight;
+    }
+    report.most_buffers_in_flight =
+        std::max(report.most_buffers_in_flight, in_flight);
+  }
   staging.in_flight = true;
-  int64_t in_flight = 0;
-  for (const Staging& one : staging_) in_flight += one.in_flight;
-  report.most_buffers_in_flight =
-      std::max(report.most_buffers_in_flight, in_flight);
   return absl::OkStatus();
 }
 

@@ -151,6 +151,9 @@ struct StepReport {
   // its shard was added. Apart: for a staging buffer.
   int64_t host_waits = 0;
   int64_t buffer_waits = 0;
+  // Staging buffers whose copies had not ended, the largest number of them when
+  // one more was sent, with that one: at most staging_buffers, and 1 where each
+  // copy ended before the next piece was updated.
   int64_t most_buffers_in_flight = 0;
   double seconds = 0;  // of Step()
 };
