@@ -241,6 +241,7 @@ class ShardOptimizer::Impl {
   const LossScaler& scaler() const { return scaler_; }
   const std::vector<AdamOptions>& groups() const { return options_.groups; }
   int64_t step(int group) const { return steps_[group]; }
+  int64_t skipped_steps() const { return skipped_steps_; }
   const std::vector<Shard>& shards() const { return shards_; }
   const absl::Status& pinning_error() const { return pinning_error_; }
   int64_t pageable_bytes() const { return pageable_bytes_; }
@@ -440,6 +441,7 @@ class ShardOptimizer::Impl {
   std::vector<Shard> shards_;
   absl::flat_hash_map<std::string, int> shard_of_name_;
   std::vector<int64_t> steps_;
+  int64_t skipped_steps_ = 0;
   std::vector<AdamConstants> constants_;
   LossScaler scaler_;
 
@@ -1214,6 +1216,7 @@ absl::StatusOr<StepReport> ShardOptimizer::Impl::Step(const StepInput& input) {
   if (absl::Status status = CollectTrace(); !status.ok()) {
     return Fail(Annotate(status, "trace: "));
   }
+  skipped_steps_ += report.skipped;
   // Another's scale has rules of its own.
   if (!input.inv_scale.has_value()) scaler_.Update(report.skipped);
   ForgetGradients();
@@ -1547,6 +1550,7 @@ const std::vector<AdamOptions>& ShardOptimizer::groups() const {
   return impl_->groups();
 }
 int64_t ShardOptimizer::step(int group) const { return impl_->step(group); }
+int64_t ShardOptimizer::skipped_steps() const { return impl_->skipped_steps(); }
 absl::Status ShardOptimizer::SetStep(int group, int64_t step) {
   return impl_->SetStep(group, step);
 }

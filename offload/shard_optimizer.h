@@ -210,6 +210,8 @@ class ShardOptimizer {
   // Updates that a group has had; skipped steps are none.
   int64_t step(int group) const;
   absl::Status SetStep(int group, int64_t step);
+  // Steps that were skipped since creation, for whatever reason.
+  int64_t skipped_steps() const;
 
   // State of a shard as fp32 values, in C order of its box. Set rounds to the
   // stored type; kMaster sets the weights on the device as well. NotFound: no

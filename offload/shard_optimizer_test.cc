@@ -261,7 +261,9 @@ class NonFiniteTest : public testing::Test {
     ASSERT_TRUE(rig.Step(1).ok());
     reference.Step(1);
     const Snapshot before = rig.Take();
+    int64_t skipped_steps = 0;
     for (const double scale_after : {65536.0, 32768.0}) {
+      EXPECT_EQ(rig.optimizer().skipped_steps(), skipped_steps);
       const absl::StatusOr<StepReport> report = rig.Step(2, bad);
       ASSERT_TRUE(report.ok()) << report.status();
       reference.Step(2, bad);
@@ -274,6 +276,7 @@ class NonFiniteTest : public testing::Test {
       EXPECT_GE(report->host_waits, 1);
       EXPECT_EQ(report->cpu_numel + report->device_numel, Sum(config_.numels));
       EXPECT_EQ(rig.optimizer().step(0), 1);
+      EXPECT_EQ(rig.optimizer().skipped_steps(), ++skipped_steps);
       // Halved at the second.
       EXPECT_EQ(rig.optimizer().LossScale(), scale_after);
       EXPECT_EQ(rig.device().WorkInFlight(), 0);
@@ -283,6 +286,7 @@ class NonFiniteTest : public testing::Test {
     ASSERT_TRUE(report.ok()) << report.status();
     EXPECT_FALSE(report->skipped);
     EXPECT_EQ(report->loss_scale, 32768);
+    EXPECT_EQ(rig.optimizer().skipped_steps(), 2);
     reference.Step(3);
     ExpectSame(rig.Take(), reference.Take());
     EXPECT_EQ(rig.optimizer().LossScale(), reference.loss_scale());
@@ -354,6 +358,7 @@ TEST_F(NonFiniteTest, TheCallerMayHaveFoundOne) {
   // Whoever found it may know no norm.
   ASSERT_TRUE(rig.Add().ok());
   EXPECT_TRUE(rig.optimizer().Step(found).ok());
+  EXPECT_EQ(rig.optimizer().skipped_steps(), 3);
 }
 
 TEST_F(NonFiniteTest, AnotherNormThanThatOfAllRanksIsRefused) {
@@ -372,6 +377,7 @@ TEST_F(NonFiniteTest, AnotherNormThanThatOfAllRanksIsRefused) {
   StepInput less;
   less.norm.Add(1000);
   expect_refused(less, "norm has a sum of squares of 1000, expected");
+  EXPECT_EQ(rig.optimizer().skipped_steps(), 0);
   ExpectSame(rig.Take(), before);
   EXPECT_TRUE(rig.Finish().ok());  // with the right one
 
@@ -415,6 +421,7 @@ TEST_F(NonFiniteTest, AnotherLossScalerIsUsedInstead) {
     report = rig.Step(2, AllGradients, input);
     ASSERT_TRUE(report.ok() && report->skipped) << report.status();
   }
+  EXPECT_EQ(rig.optimizer().skipped_steps(), 3);
   EXPECT_EQ(rig.optimizer().LossScale(), 65536);
   EXPECT_EQ(rig.optimizer().loss_scale_state().clean_steps, 0);
   EXPECT_EQ(rig.optimizer().loss_scale_state().hysteresis_left, 2);
