@@ -304,6 +304,7 @@ class ShardOptimizer::Impl {
 
   // Elements of each.
   absl::StatusOr<std::vector<int64_t>> CheckShards();
+  absl::Status CheckDeviceTypes() const;
   absl::Status TakeHostMemory();
   absl::Status TakeDeviceMemory();
   void ChoosePath();
@@ -508,6 +509,7 @@ absl::Status ShardOptimizer::Impl::Initialize() {
       layout_, HostLayout::Create(cpu_numels, options_.sub_group_numel,
                                   options_.piece_numel));
   Device& device = runtime_.device;
+  if (cpu_numels != numels) ONEPASS_RETURN_IF_ERROR(CheckDeviceTypes());
   shard_states_.resize(shards_.size());
   for (size_t i = 0; i < shards_.size(); ++i) {
     ShardState& shard = shard_states_[i];
@@ -548,6 +550,28 @@ absl::StatusOr<std::vector<int64_t>> ShardOptimizer::Impl::CheckShards() {
     }
   }
   return numels;
+}
+
+absl::Status ShardOptimizer::Impl::CheckDeviceTypes() const {
+  const Device& device = runtime_.device;
+  const auto check = [&](absl::string_view name, DType type,
+                         DTypeSet expected) {
+    if (expected.Contains(type)) return absl::OkStatus();
+    return Invalid(
+        name, absl::StrCat("is ", Name(type), ", which device ", device.name(),
+                           " does not update with: it has a part, "
+                           "by a cpu_ratio of ",
+                           options_.cpu_ratio));
+  };
+  ONEPASS_RETURN_IF_ERROR(check(
+      options_.micro_batches > 1 ? "the sum of micro_batches" : "grad_type",
+      device_gradient_type(), device.gradient_types()));
+  ONEPASS_RETURN_IF_ERROR(
+      check("exp_avg_type", options_.exp_avg_type, device.moment_types()));
+  ONEPASS_RETURN_IF_ERROR(check("exp_avg_sq_type", options_.exp_avg_sq_type,
+                                device.moment_types()));
+  if (options_.weights_type == DType::kFloat32) return absl::OkStatus();
+  return check("weights_type", options_.weights_type, device.copy_types());
 }
 
 void ShardOptimizer::Impl::ChoosePath() {

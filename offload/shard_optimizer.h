@@ -161,10 +161,11 @@ struct StepReport {
 class ShardOptimizer {
  public:
   // Takes all memory, and writes the weights on the device. InvalidArgument,
-  // with the option or shard by name: what makes no sense. OutOfRange: shards
-  // of more than 2^44 elements in all. ResourceExhausted: memory is refused;
-  // refused pinning is no error (pinning_error()). Errors of Shard::values, and
-  // of the device, are returned as they are.
+  // with the option or shard by name: what makes no sense, or a type that the
+  // kernel, or the device where it has a part, does not take. OutOfRange:
+  // shards of more than 2^44 elements in all. ResourceExhausted: memory is
+  // refused; refused pinning is no error (pinning_error()). Errors of
+  // Shard::values, and of the device, are returned as they are.
   static absl::StatusOr<std::unique_ptr<ShardOptimizer>> Create(
       const Runtime& runtime, ShardOptimizerOptions options,
       std::vector<Shard> shards);

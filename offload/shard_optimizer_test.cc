@@ -765,6 +765,43 @@ TEST_F(CreationTest, OptionsThatMakeNoSenseAreNamed) {
       "initial_scale");
 }
 
+TEST_F(CreationTest, TypesThatTheDeviceDoesNotTakeAreNamed) {
+  const auto create = [](const std::function<void(Kernel&)>& limit,
+                         double cpu_ratio, int64_t micro_batches) {
+    Kernel kernel = BestKernel();
+    limit(kernel);
+    RigConfig config;
+    config.device_kernel = &kernel;
+    config.options.cpu_ratio = cpu_ratio;
+    config.options.micro_batches = micro_batches;
+    Rig rig(config);
+    const absl::Status status = rig.Create();
+    EXPECT_EQ(rig.device().pinned_memory().allocations > 0, status.ok());
+    return status;
+  };
+  const auto only_fp32 = [](Kernel& k) { k.gradient_types = {kF32}; };
+  const auto only_bf16 = [](Kernel& k) { k.gradient_types = {kBF16}; };
+  const auto moments = [](Kernel& k) { k.moment_types = {kBF16}; };
+  const auto no_copies = [](Kernel& k) { k.copy_types = {}; };
+  ExpectInvalid(create(only_fp32, kCutRatio, 1),
+                "grad_type is bf16, which device host does not update with: it "
+                "has a part, by a cpu_ratio of 0.6");
+  // Sums are fp32, whatever they are of.
+  EXPECT_TRUE(create(only_fp32, kCutRatio, 3).ok());
+  ExpectInvalid(create(only_bf16, kCutRatio, 3),
+                "the sum of micro_batches is fp32, which device host");
+  EXPECT_TRUE(create(only_bf16, kCutRatio, 1).ok());
+  ExpectInvalid(create(moments, 0, 1), "exp_avg_type is fp32, which device");
+  ExpectInvalid(create(no_copies, 0, 1), "weights_type is bf16, which device");
+  // A device without a part updates nothing.
+  for (const auto& limit : std::vector<std::function<void(Kernel&)>>{
+           only_fp32, only_bf16, moments, no_copies}) {
+    for (const int64_t micro_batches : {1, 3}) {
+      EXPECT_TRUE(create(limit, 1, micro_batches).ok());
+    }
+  }
+}
+
 TEST_F(CreationTest, ShardsThatMakeNoSenseAreNamed) {
   const std::string name = absl::StrCat("shard \"", Rig::ShardName(1), "\"");
   ExpectShardRefused([](Shard& s) { s.name = ""; }, "a shard has no name");
