@@ -476,7 +476,7 @@ class ShardOptimizer::Impl {
   NormSum norm_;  // of the CPU's sums, then of all
   bool device_norm_used_ = false;
   bool gradients_finished_ = false;
-  int64_t gradient_waits_ = 0;
+  int64_t gradient_waits_ = 0;  // as in StepReport
 
   bool copy_fused_ = false;
   std::string copy_reason_;   // empty where it is
@@ -1160,7 +1160,6 @@ absl::Status ShardOptimizer::Impl::FinishGradients() {
     ONEPASS_RETURN_IF_ERROR(gradient_stream_->Record(*gradients_done_));
     ONEPASS_RETURN_IF_ERROR(gradients_done_->Wait());
     TraceHost("wait for gradients", begin, 0);
-    ++gradient_waits_;
     norm_ = NormSum();
     for (int i = 0; i < shards && options_.micro_batches > 1; ++i) {
       if (shard_states_[i].given > 0) {
@@ -1285,7 +1284,8 @@ void ShardOptimizer::Impl::Describe(StepReport& report) const {
     report.device_numel += state.device_numel();
   }
   report.pieces = static_cast<int64_t>(layout_->pieces().size());
-  report.host_waits = gradient_waits_;
+  report.host_waits = 1;  // that of FinishGradients()
+  report.gradient_waits = gradient_waits_;
 }
 
 absl::Status ShardOptimizer::Impl::Update(float factor, StepReport& report) {

@@ -146,10 +146,12 @@ struct StepReport {
   int64_t device_numel = 0;
   int64_t pieces = 0;
 
-  // Times that the host waited: for gradients, and for the last copy; with
-  // micro-batches also where a gradient still travelled when the next one of
-  // its shard was added. Apart: for a staging buffer.
+  // Times that the host waited: for all gradients and for the last copy, 2; 1
+  // where the step was skipped. Apart, those that a faster link spares: for a
+  // gradient that still travelled when the next one of its shard was added
+  // (AddGradient(), only with micro-batches), and for a staging buffer.
   int64_t host_waits = 0;
+  int64_t gradient_waits = 0;
   int64_t buffer_waits = 0;
   // Staging buffers whose copies had not ended, the largest number of them when
   // one more was sent, with that one: at most staging_buffers, and 1 where each

@@ -94,6 +94,11 @@ int64_t Sum(const std::vector<int64_t>& numels) {
   return std::accumulate(numels.begin(), numels.end(), int64_t{0});
 }
 
+int64_t HostWaits(const HostDevice& device) {
+  return device.Calls(HostDeviceCall::kEventWait) +
+         device.Calls(HostDeviceCall::kSynchronize);
+}
+
 const Kernel& BestKernel() {
   const std::vector<const Kernel*> kernels = RunnableKernels();
   // Where none of those wanted runs, all tests are skipped.

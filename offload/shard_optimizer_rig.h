@@ -55,6 +55,9 @@ LossScaleOptions LossScale(LossScaleOptions::Mode mode, double initial_scale);
 
 int64_t Sum(const std::vector<int64_t>& numels);
 
+// Calls until now in which the host waits.
+int64_t HostWaits(const HostDevice& device);
+
 // Options of two groups, AdamW and L2; lr depends on the step.
 AdamOptions GroupOptions(int group, int64_t step);
 
