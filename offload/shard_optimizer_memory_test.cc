@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -192,14 +191,12 @@ TEST_F(MemoryTest, ADeviceThatIsFullIsAnError) {
 
 class SteadyStepTest : public testing::Test {
  protected:
-  // The least that `count` grew by in one of ten steps, after three. What
-  // others take comes seldom: the system's balancing of memory, queues of the
-  // host device that hold more than ever before.
+  // Of ten steps, after three, those in which `count` grew.
   template <typename Count>
-  int64_t Least(const RigConfig& config, const Count& count) {
+  int64_t StepsThatTake(const RigConfig& config, const Count& count) {
     Rig rig(config);
     EXPECT_TRUE(rig.Create().ok());
-    int64_t least = std::numeric_limits<int64_t>::max();
+    int64_t steps = 0;
     for (int64_t step = 1; step <= 13; ++step) {
       rig.Fill(step);
       const int64_t before = count(rig);
@@ -208,9 +205,9 @@ class SteadyStepTest : public testing::Test {
       const int64_t after = count(rig);
       EXPECT_TRUE(added.ok()) << added;
       EXPECT_TRUE(report.ok()) << report.status();
-      if (step > 3) least = std::min(least, after - before);
+      steps += step > 3 && after > before;
     }
-    return least;
+    return steps;
   }
 
   template <typename Count>
@@ -226,6 +223,10 @@ class SteadyStepTest : public testing::Test {
           }
           RigConfig config;
           config.numels.push_back((whole ? 50 : 5) * kLeafNumel);
+          // The host is ahead of it, so that the queues of the device are as
+          // long as they get in the first steps already.
+          config.device.link_bytes_per_s = 100e9;
+          config.device.link_latency_s = 1e-4;
           config.options.cpu_ratio = kCutRatio;
           config.options.max_norm = 1;
           config.options.path = path;
@@ -234,7 +235,9 @@ class SteadyStepTest : public testing::Test {
           SCOPED_TRACE(testing::Message()
                        << Name(path) << ", " << micro_batches
                        << " micro-batches, " << Name(weights_type));
-          EXPECT_EQ(Least(config, count), 0);
+          // What others take comes seldom: the system's balancing of memory,
+          // queues that are longer all the same.
+          EXPECT_LE(StepsThatTake(config, count), 2);
         }
       }
     }
