@@ -46,9 +46,13 @@ struct MpiCommunicatorOptions : CommunicatorOptions {
 // Each call takes one of MPI's own communicators until MPI is finalised;
 // Duplicate() takes none.
 //
+// Meanwhile errors of MPI_COMM_WORLD are returned, whatever handler it has;
+// that is then as it was.
+//
 // InvalidArgument: a timeout that is not above 0, a chunk_bytes out of range.
 // FailedPrecondition: however MPI was initialised before, it does not allow
 // several threads; it was finalised. DeadlineExceeded: not all ranks called.
+// Internal: an error of MPI, as that it has no communicator left.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMpiCommunicator(
     const MpiCommunicatorOptions& options);
 
