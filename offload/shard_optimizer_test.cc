@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -679,28 +680,47 @@ TEST_F(GradientsTest, MemoryMayBeReusedWhenTheEventIsOver) {
 TEST_F(GradientsTest, AreReadAfterWhatIsOnTheirStream) {
   // Written by the caller's stream, behind a copy that takes its time.
   config_.device.link_bytes_per_s = 10e6;
-  Rig rig(config_);
-  ASSERT_TRUE(rig.Create().ok());
-  rig.Fill(1, AllGradients);
-  constexpr int kShard = 5;
-  const int64_t bytes =
-      config_.numels[kShard] * ByteSize(config_.options.grad_type);
-  Bytes values(bytes);
-  std::memcpy(values.data(), rig.gradient(kShard, 0), bytes);
-  std::memset(rig.gradient(kShard, 0), 0x11, bytes);
-  std::vector<char> other(100'000);
-  absl::StatusOr<DeviceBuffer> slow = rig.device().Allocate(100'000);
-  ASSERT_TRUE(slow.ok()) << slow.status();
-  ASSERT_TRUE(
-      rig.stream().CopyToDevice(slow->data(), other.data(), 100'000).ok());
-  ASSERT_TRUE(rig.stream()
-                  .CopyToDevice(rig.gradient(kShard, 0), values.data(), bytes)
-                  .ok());
-  ASSERT_TRUE(rig.Add().ok());
-  ASSERT_TRUE(rig.Finish().ok());
   Reference reference(config_);
   reference.Step(1, AllGradients);
-  ExpectSame(rig.Take(), reference.Take());
+  const Snapshot expected = reference.Take();
+  // Of the device, or wrapped: one like it, and the default stream.
+  enum class Origin { kOwn, kWrapped, kDefault };
+  for (const Origin origin :
+       {Origin::kOwn, Origin::kWrapped, Origin::kDefault}) {
+    SCOPED_TRACE(static_cast<int>(origin));
+    Rig rig(config_);
+    ASSERT_TRUE(rig.Create().ok());
+    std::unique_ptr<Stream> wrapped;
+    if (origin != Origin::kOwn) {
+      auto stream = rig.device().WrapStream(
+          origin == Origin::kWrapped ? rig.stream().native() : nullptr);
+      ASSERT_TRUE(stream.ok()) << stream.status();
+      wrapped = *std::move(stream);
+    }
+    Stream& stream = wrapped != nullptr ? *wrapped : rig.stream();
+    rig.Fill(1, AllGradients);
+    constexpr int kShard = 5;
+    const int64_t bytes =
+        config_.numels[kShard] * ByteSize(config_.options.grad_type);
+    Bytes values(bytes);
+    std::memcpy(values.data(), rig.gradient(kShard, 0), bytes);
+    std::memset(rig.gradient(kShard, 0), 0x11, bytes);
+    std::vector<char> other(100'000);
+    absl::StatusOr<DeviceBuffer> slow = rig.device().Allocate(100'000);
+    ASSERT_TRUE(slow.ok()) << slow.status();
+    ASSERT_TRUE(stream.CopyToDevice(slow->data(), other.data(), 100'000).ok());
+    ASSERT_TRUE(
+        stream.CopyToDevice(rig.gradient(kShard, 0), values.data(), bytes)
+            .ok());
+    for (size_t i = 0; i < config_.numels.size(); ++i) {
+      const int shard = static_cast<int>(i);
+      ASSERT_TRUE(rig.optimizer()
+                      .AddGradient(shard, rig.gradient(shard, 0), stream)
+                      .ok());
+    }
+    ASSERT_TRUE(rig.Finish().ok());
+    ExpectSame(rig.Take(), expected);
+  }
 }
 
 // --- Creation. ---
