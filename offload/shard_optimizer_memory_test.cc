@@ -214,6 +214,10 @@ class SteadyStepTest : public testing::Test {
   void ExpectNone(const Count& count) {
     // Half of the cases, with all pairs, where others run them all.
     const bool whole = LongTestStride() == 1;
+    // What others take comes seldom: the system's balancing of memory, queues
+    // of the device that are longer than ever all the same. A slow host may
+    // meet longer ones for many steps.
+    const int64_t most = UnderSanitizer() || UnderEmulator() ? 9 : 2;
     for (const StepPath path : kStepPaths) {
       for (const int64_t micro_batches : {1, 3}) {
         for (const DType weights_type : {kBF16, kF32}) {
@@ -235,9 +239,7 @@ class SteadyStepTest : public testing::Test {
           SCOPED_TRACE(testing::Message()
                        << Name(path) << ", " << micro_batches
                        << " micro-batches, " << Name(weights_type));
-          // What others take comes seldom: the system's balancing of memory,
-          // queues that are longer all the same.
-          EXPECT_LE(StepsThatTake(config, count), 2);
+          EXPECT_LE(StepsThatTake(config, count), most);
         }
       }
     }
