@@ -41,6 +41,7 @@
 #include "offload/shard_optimizer.h"
 #include "tests/allocation_counter.h"
 #include "tests/make_pool.h"
+#include "tests/pairwise.h"
 #include "tests/rank_threads.h"
 #include "tests/test_kernels.h"
 
@@ -309,6 +310,10 @@ struct Training {
   int groups = 1;
   ZeroOptions options;
   int steps = 2;
+  // Set before each step, where there are any.
+  std::function<AdamOptions(int group, int step)> group_options;
+  // Steps, beside the last one, after which state is looked at.
+  std::vector<int> looks;
   // In fp32; nothing where the rank computed none.
   std::function<std::optional<std::vector<float>>(const GradientKey&)>
       gradient = SameOnAllRanks;
@@ -398,31 +403,49 @@ absl::Status ReduceAll(ZeroOptimizer& optimizer, Rank& rank,
 }
 
 struct Outcome {
-  explicit Outcome(const Shapes& shapes) : state(shapes) {}
+  explicit Outcome(const Shapes& shapes, size_t looks = 0)
+      : state(shapes), earlier(looks, State(shapes)) {}
 
   bool operator==(const Outcome& other) const {
-    return state == other.state && reports == other.reports;
+    return state == other.state && earlier == other.earlier &&
+           reports == other.reports;
   }
 
   State state;
+  std::vector<State> earlier;   // of Training::looks
   std::vector<Report> reports;  // those of rank 0; of all ranks they are equal
 };
 
+// Of either optimizer.
+void SetGroupOptions(ShardOptimizer& shards, const Training& training,
+                     int step) {
+  if (!training.group_options) return;
+  for (int group = 0; group < training.groups; ++group) {
+    EXPECT_TRUE(IsOk(
+        shards.SetGroupOptions(group, training.group_options(group, step))));
+  }
+}
+
 // Where it is created, stepped and then looked at.
 Outcome Train(const RankOptions& ranks, const Training& training) {
-  Outcome outcome(training.shapes);
+  Outcome outcome(training.shapes, training.looks.size());
   std::vector<std::vector<Report>> reports(ranks.world);
   RunRanks(ranks, [&](Rank& rank) {
     auto optimizer = CreateOn(rank, training);
     ASSERT_TRUE(IsOk(optimizer));
+    const DType weights_type = training.options.shard.weights_type;
     for (int step = 0; step < training.steps; ++step) {
+      SetGroupOptions((*optimizer)->shards(), training, step);
       ASSERT_TRUE(IsOk(ReduceAll(**optimizer, rank, training, step)));
       const absl::StatusOr<StepReport> report = (*optimizer)->Step({});
       ASSERT_TRUE(IsOk(report));
       reports[rank.rank()].emplace_back(*report);
+      for (size_t i = 0; i < training.looks.size(); ++i) {
+        if (training.looks[i] != step + 1) continue;
+        Collect(**optimizer, rank, weights_type, outcome.earlier[i]);
+      }
     }
-    Collect(**optimizer, rank, training.options.shard.weights_type,
-            outcome.state);
+    Collect(**optimizer, rank, weights_type, outcome.state);
   });
   for (const std::vector<Report>& of_rank : reports) {
     EXPECT_TRUE(of_rank == reports[0]);
@@ -483,6 +506,7 @@ Outcome TrainAlone(int world, const Training& training) {
     auto optimizer = ShardOptimizer::Create(rank.runtime(), options, shards);
     ASSERT_TRUE(IsOk(optimizer));
     for (int step = 0; step < training.steps; ++step) {
+      SetGroupOptions(**optimizer, training, step);
       for (int64_t m = 0; m < options.micro_batches; ++m) {
         int index = 0;
         ForEachParameter(training.shapes, [&](int unit, int parameter,
@@ -938,32 +962,104 @@ TEST(ZeroOptimizerTest, EveryWayGivesTheSameBits) {
   }
 }
 
+struct Case {
+  RankOptions ranks;
+  Training training;
+};
+
+// All that the bits of a step, or the way to them, depend on.
+std::vector<Axis<Case>> StepAxes() {
+  const auto shard = [](Case& of) -> ShardOptimizerOptions& {
+    return of.training.options.shard;
+  };
+  std::vector<Axis<Case>> axes = {
+      AxisOf<Case>("world", {1, 2, 4},
+                   [](Case& of, int world) { of.ranks.world = world; }),
+      AxisOf<Case>("max_norm", {1e-3, 1e6, 0.0},
+                   [=](Case& of, double norm) { shard(of).max_norm = norm; }),
+      AxisOf<Case>(
+          "cpu_ratio", {0.0, 0.3, 0.5, 1.0},
+          [=](Case& of, double ratio) { shard(of).cpu_ratio = ratio; }),
+      AxisOf<Case>("piece_numel", {int64_t{1000}, kLeafNumel, int64_t{1} << 40},
+                   [=](Case& of, int64_t n) { shard(of).piece_numel = n; }),
+      AxisOf<Case>("staging_buffers", {1, 2, 3},
+                   [=](Case& of, int n) { shard(of).staging_buffers = n; }),
+      AxisOf<Case>("micro_batches", {1, 3},
+                   [=](Case& of, int n) { shard(of).micro_batches = n; }),
+      AxisOf<Case>("wire", {kBF16, kF16, kF32},
+                   [=](Case& of, DType type) { shard(of).grad_type = type; }),
+      AxisOf<Case>("gradients in fp32", {true, false},
+                   [=](Case& of, bool fp32) {
+                     of.training.options.local_grad_type =
+                         fp32 ? kF32 : shard(of).grad_type;
+                   }),
+      AxisOf<Case>(
+          "weights", {kBF16, kF16, kF32},
+          [=](Case& of, DType type) { shard(of).weights_type = type; }),
+      AxisOf<Case>(
+          "host_accessible", {true, false},
+          [](Case& of, bool is) { of.ranks.device.host_accessible = is; }),
+  };
+  Axis<Case>& kernels = axes.emplace_back();
+  for (const Kernel* kernel : RunnableKernels()) {
+    kernels.push_back({absl::StrCat("kernel ", kernel->name),
+                       [kernel](Case& of) { of.ranks.kernel = kernel; }});
+  }
+  return axes;
+}
+
 TEST(ZeroOptimizerTest, FusedAndSeparateAreEqual) {
-  constexpr int kWorlds[] = {1, 2, 4};
-  constexpr double kMaxNorms[] = {1e-3, 1e6, 0};
-  constexpr double kRatios[] = {0, 0.3, 1};
-  for (int i = 0; i < 27; ++i) {
-    const int world = i % 3;
-    const int max_norm = i / 3 % 3;
-    const int ratio = i / 9;
-    // A Latin square has each pair.
-    if (Reduced() && (world + max_norm + ratio) % 3 != 0) continue;
-    Training training = MakeTraining();
-    training.shapes = {{{3, 5000}, {1}}, {{9000}}};
-    ShardOptimizerOptions& shard = training.options.shard;
-    shard.max_norm = kMaxNorms[max_norm];
-    shard.cpu_ratio = kRatios[ratio];
-    shard.grad_type = i % 2 == 0 ? kF32 : kBF16;
-    training.options.local_grad_type = kF32;
-    training.gradient = [](const GradientKey& key) {
-      return Numbers(
-          SeedOf(key.unit, key.parameter) + key.step * 100 + key.rank,
-          key.numel, kAllBits);
+  const std::vector<Axis<Case>> axes = StepAxes();
+  std::vector<std::vector<size_t>> rows = Pairwise(axes);
+  if (Reduced()) rows = EachValueOnce(rows);
+  // Of two ranks each norm with each ratio, and the rest in turn.
+  for (size_t norm = 0; norm < axes[1].size(); ++norm) {
+    for (size_t ratio = 0; ratio < axes[2].size(); ++ratio) {
+      // A Latin square has each norm with one, and each ratio.
+      if (Reduced() && norm != ratio % axes[1].size()) continue;
+      std::vector<size_t>& row = rows.emplace_back();
+      for (const Axis<Case>& axis : axes)
+        row.push_back(rows.size() % axis.size());
+      row[0] = 1;
+      row[1] = norm;
+      row[2] = ratio;
+    }
+  }
+  for (const std::vector<size_t>& row : rows) {
+    Case of;
+    Training& training = of.training;
+    training = MakeTraining();
+    training.shapes = {{{3, 3000}, {1}}, {{5000}}};
+    training.groups = 2;
+    training.options.shard.groups.resize(2);
+    training.group_options = [](int group, int step) {
+      AdamOptions options;
+      options.lr = 0.01 / (1 + step + group);
+      options.weight_decay = group == 0 ? 0.1 : 0.02;
+      options.beta1 = group == 0 ? 0.9 : 0.8;
+      if (group == 1) options.mode = AdamOptions::Mode::kL2;
+      return options;
     };
-    const Outcome fused = Train(Ranks(kWorlds[world]), training);
+    training.steps = Reduced() ? 3 : 20;
+    training.looks = {1, 3};
+    training.gradient = [](const GradientKey& key) {
+      return Numbers(SeedOf(key.unit, key.parameter) + key.step * 100 +
+                         key.micro_batch * 10 + key.rank,
+                     key.numel, kAllBits);
+    };
+    SCOPED_TRACE(SetRow(axes, row, of));
+    ShardOptimizerOptions& shard = training.options.shard;
+    const Outcome fused = Train(of.ranks, training);
     shard.path = StepPath::kSeparate;
-    EXPECT_TRUE(Train(Ranks(kWorlds[world]), training) == fused) << i;
-    EXPECT_EQ(fused.reports[0].factor < 1, max_norm == 0);
+    EXPECT_TRUE(Train(of.ranks, training) == fused);
+    for (const Report& report : fused.reports) {
+      EXPECT_FALSE(report.skipped);
+      if (shard.max_norm == 1e-3) {
+        EXPECT_LT(report.factor, 1);
+      } else {
+        EXPECT_EQ(report.factor, 1);
+      }
+    }
   }
 }
 

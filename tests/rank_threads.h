@@ -33,7 +33,8 @@ namespace onepass {
 
 struct RankOptions {
   int world = 1;
-  int threads = 1;  // of each rank's pool
+  int threads = 1;                 // of each rank's pool
+  const Kernel* kernel = nullptr;  // null: the best of the machine
   HostDeviceOptions device;
   // Of the communicators: so long that only who never comes is late.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
@@ -51,8 +52,8 @@ struct Rank {
   std::unique_ptr<Communicator> communicator;
 };
 
-// Calls `work` on a thread for each rank, on the best kernel of the machine. A
-// rank whose call returns is gone: its communicator, too.
+// Calls `work` on a thread for each rank. A rank whose call returns is gone:
+// its communicator, too.
 inline void RunRanks(const RankOptions& options,
                      absl::FunctionRef<void(Rank& rank)> work) {
   CommunicatorOptions communicator_options;
@@ -60,7 +61,8 @@ inline void RunRanks(const RankOptions& options,
   auto communicators =
       CreateThreadCommunicators(options.world, communicator_options);
   ASSERT_TRUE(communicators.ok()) << communicators.status();
-  const Kernel& kernel = *RunnableKernels().front();
+  const Kernel& kernel =
+      options.kernel != nullptr ? *options.kernel : *RunnableKernels().front();
   std::vector<std::thread> threads;
   for (std::unique_ptr<Communicator>& communicator : *communicators) {
     threads.emplace_back([&, mine = std::move(communicator)]() mutable {
