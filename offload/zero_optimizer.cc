@@ -334,6 +334,7 @@ absl::Status ZeroOptimizer::CompareCalls() const {
 absl::Status ZeroOptimizer::Fail(const absl::Status& error) {
   shards_->MarkUnusable(error);
   communicator_.Abort(error.message());
+  stream_->Synchronize().IgnoreError();
   return error;
 }
 

@@ -24,7 +24,8 @@
 // arguments and calls, which are the same on all ranks. Any other error makes
 // the optimizer unusable, on all ranks: their collective calls, those under way
 // or the next, return an error that names the rank, within the communicator's
-// deadline. So does an error of shards() that makes these unusable.
+// deadline, and leave nothing in flight. So does an error of shards() that
+// makes these unusable.
 //
 // The gradient of a unit is summed over ranks in rank order in fp32, divided by
 // the number of ranks and rounded once to ShardOptimizerOptions::grad_type.
@@ -239,8 +240,8 @@ class ZeroOptimizer {
   absl::Status CompareCalls() const;
   enum class Call : uint8_t { kGather, kReduce };
   void NoteCall(Call call, int unit);
-  // Tells the others, who may be waiting in a collective, and makes this rank
-  // unusable. Returns `error`.
+  // Tells the others, who may be waiting in a collective, makes this rank
+  // unusable and waits for what it has on its streams. Returns `error`.
   absl::Status Fail(const absl::Status& error);
   uint64_t StepFingerprint(const ZeroStepInput& input) const;
 

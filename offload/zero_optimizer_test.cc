@@ -39,6 +39,7 @@
 #include "offload/loss_scaler.h"
 #include "offload/partition.h"
 #include "offload/shard_optimizer.h"
+#include "offload/step_trace.h"
 #include "tests/allocation_counter.h"
 #include "tests/make_pool.h"
 #include "tests/pairwise.h"
@@ -1810,30 +1811,48 @@ TEST(ZeroOptimizerTest, CreationFailsOnAllRanksWhereOneFails) {
     EXPECT_LT(errors[0].message().size(), 300u);
     EXPECT_GT(errors[0].message().size(), 200u);
   }
-  // Its memory, at each place.
-  for (int64_t skip = 0;; ++skip) {
-    std::vector<absl::Status> errors(3);
-    bool reached = false;
-    RunRanks(Ranks(3), [&](Rank& rank) {
-      Training training = MakeTraining();
-      training.options.shard.cpu_ratio = 0.5;
-      if (rank.rank() == 1) {
-        rank.device->RefuseCall(HostDeviceCall::kAllocate, skip,
-                                absl::ResourceExhaustedError("no room"));
+  // Each call of its device.
+  constexpr HostDeviceCall kCalls[] = {
+      HostDeviceCall::kAllocate,    HostDeviceCall::kCreateStream,
+      HostDeviceCall::kCreateEvent, HostDeviceCall::kCopyToDevice,
+      HostDeviceCall::kSetZero,     HostDeviceCall::kSynchronize,
+  };
+  for (const HostDeviceCall call : kCalls) {
+    bool reached = true;
+    for (int64_t skip = 0; reached; ++skip) {
+      std::vector<absl::Status> errors(3);
+      RunRanks(Ranks(3), [&](Rank& rank) {
+        Training training = MakeTraining();
+        training.options.shard.cpu_ratio = 0.5;
+        const int64_t before = rank.device->Calls(call);
+        if (rank.rank() == 1) {
+          rank.device->RefuseCall(call, skip,
+                                  absl::ResourceExhaustedError("no room"));
+        }
+        const auto created = CreateOn(rank, training);
+        errors[rank.rank()] = created.status();
+        if (rank.rank() == 1) {
+          reached = rank.device->Calls(call) - before > skip;
+        }
+      });
+      const std::string where =
+          absl::StrCat("call ", static_cast<int>(call), " number ", skip);
+      if (!reached) {
+        EXPECT_GT(skip, call == HostDeviceCall::kAllocate ? 4 : 0) << where;
+        for (const absl::Status& error : errors) {
+          EXPECT_TRUE(IsOk(error)) << where;
+        }
+        break;
       }
-      errors[rank.rank()] = CreateOn(rank, training).status();
-      if (rank.rank() == 1) {
-        reached = rank.device->Calls(HostDeviceCall::kAllocate) > skip;
+      for (int rank = 0; rank < 3; ++rank) {
+        SCOPED_TRACE(where);
+        ExpectError(errors[rank], absl::StatusCode::kResourceExhausted,
+                    "no room");
+        if (rank != 1) {
+          EXPECT_THAT(std::string(errors[rank].message()),
+                      HasSubstr("rank 1 failed: "));
+        }
       }
-    });
-    if (!reached) {
-      EXPECT_GT(skip, 4);
-      for (const absl::Status& error : errors) EXPECT_TRUE(IsOk(error));
-      break;
-    }
-    for (int rank = 0; rank < 3; ++rank) {
-      ExpectError(errors[rank], absl::StatusCode::kResourceExhausted,
-                  rank == 1 ? "no room" : "rank 1 failed: no room");
     }
   }
 }
@@ -1884,9 +1903,25 @@ void ExpectUnusable(ZeroOptimizer& optimizer, Stream& stream) {
   EXPECT_FALSE(optimizer.Step({}).ok());
 }
 
+// How the optimizer is that fails.
+struct FailureCase {
+  bool host_accessible;
+  StepPath path;
+  DType weights;
+  DType local;  // gradients are exchanged in bf16
+  bool traced;
+};
+
 // An error at every call that a step makes of a rank's device, refused or while
-// it runs: all ranks learn of it, and none can go on.
+// it runs: all ranks learn of it, none can go on, and nothing is in flight.
 TEST(ZeroOptimizerTest, AFailureOfOneRankIsOneOfAll) {
+  constexpr FailureCase kCases[] = {
+      {true, StepPath::kFused, kBF16, kBF16, false},
+      {false, StepPath::kFused, kBF16, kBF16, false},
+      {true, StepPath::kSeparate, kBF16, kBF16, false},
+      {false, StepPath::kFused, kF32, kF32, false},
+      {true, StepPath::kFused, kBF16, kBF16, true},
+  };
   constexpr HostDeviceCall kCalls[] = {
       HostDeviceCall::kAllocate,     HostDeviceCall::kCreateEvent,
       HostDeviceCall::kCopyToDevice, HostDeviceCall::kCopyToHost,
@@ -1895,28 +1930,44 @@ TEST(ZeroOptimizerTest, AFailureOfOneRankIsOneOfAll) {
       HostDeviceCall::kStreamWait,   HostDeviceCall::kSynchronize,
       HostDeviceCall::kEventWait,
   };
-  const int64_t stride = Reduced() ? 11 : 1;
-  Training training = MakeTraining();
-  training.shapes = {{{5000}, {1}}, {{9000}}};
-  training.options.shard.micro_batches = 2;
-  training.options.shard.cpu_ratio = 0.5;
-  training.options.collective_bytes = 12000;
-  for (const bool host_accessible : {true, false}) {
+  for (const FailureCase& one : kCases) {
+    Training training = MakeTraining();
+    training.shapes = {{{5000}, {1}}, {{9000}}};
+    ShardOptimizerOptions& shard = training.options.shard;
+    shard.micro_batches = 2;
+    shard.cpu_ratio = 0.5;
+    shard.path = one.path;
+    shard.weights_type = one.weights;
+    training.options.local_grad_type = one.local;
+    training.options.collective_bytes = 12000;
     RankOptions ranks = Ranks(2);
-    ranks.device.host_accessible = host_accessible;
+    ranks.device.host_accessible = one.host_accessible;
+    // The cases share what most of them do: the further ones try less of it.
+    const bool is_further = &one - kCases >= 2;
+    const int64_t stride =
+        Reduced() ? (is_further ? 23 : 11) : (is_further ? 2 : 1);
     for (const HostDeviceCall call : kCalls) {
+      // Gradients are cast on their way, not copied.
+      if (call == HostDeviceCall::kCopyOnDevice && one.local != kBF16) continue;
       for (const bool while_it_runs : {false, true}) {
         const bool is_work = call >= HostDeviceCall::kCopyToDevice &&
                              call <= HostDeviceCall::kRun;
         if (while_it_runs && !is_work) continue;
         bool reached = true;
         for (int64_t skip = 0; reached; skip += stride) {
+          const std::string where = absl::StrCat(
+              "case ", &one - kCases, ", call ", static_cast<int>(call),
+              " number ", skip, while_it_runs ? " while it runs" : "");
           absl::Status errors[2];
           absl::Status later_errors[2];
           RunRanks(ranks, [&](Rank& rank) {
             auto created = CreateOn(rank, training);
             ASSERT_TRUE(IsOk(created));
             ZeroOptimizer& optimizer = **created;
+            StepTrace trace;
+            if (one.traced) {
+              ASSERT_TRUE(IsOk(optimizer.shards().SetTrace(&trace)));
+            }
             std::vector<UnitGradients> gradients;
             for (const int unit : {0, 1}) {
               gradients.push_back(MakeGradients(rank, training, 0, 0, unit));
@@ -1927,20 +1978,25 @@ TEST(ZeroOptimizerTest, AFailureOfOneRankIsOneOfAll) {
               while_it_runs ? rank.device->FailWork(call, skip, fault)
                             : rank.device->RefuseCall(call, skip, fault);
             }
+            const auto expect_idle = [&](const absl::Status& status) {
+              if (status.ok()) return;
+              rank.stream->Synchronize().IgnoreError();
+              EXPECT_EQ(rank.device->WorkInFlight(), 0)
+                  << where << " on rank " << rank.rank();
+            };
             absl::Status& error = errors[rank.rank()];
             error = WholeStep(optimizer, *rank.stream, gradients);
             if (rank.rank() == 1) {
               reached = rank.device->Calls(call) - before > skip;
             }
+            expect_idle(error);
             // Where the other had finished its last call when this failed.
             absl::Status& later_error = later_errors[rank.rank()];
             later_error = error;
             later_error.Update(optimizer.Gather(0, *rank.stream).status());
+            expect_idle(later_error);
             if (!later_error.ok()) ExpectUnusable(optimizer, *rank.stream);
           });
-          const std::string where =
-              absl::StrCat("call ", static_cast<int>(call), " number ", skip,
-                           while_it_runs ? " while it runs" : "");
           if (!reached) {
             EXPECT_GT(skip, 0) << where;
             EXPECT_TRUE(IsOk(errors[0])) << where;
