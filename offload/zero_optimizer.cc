@@ -363,6 +363,14 @@ absl::Status ZeroOptimizer::CheckUnit(int unit) const {
       absl::StrCat("unit is ", unit, ", expected one of ", units_.size()));
 }
 
+absl::Status ZeroOptimizer::CheckStream(const Stream& stream) const {
+  const Device& device = runtime_.device;
+  if (&stream.device() == &device) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("stream is of device ", stream.device().name(),
+                   ", expected one of ", device.name(), ", the optimizer's"));
+}
+
 absl::Status ZeroOptimizer::CheckUsable() const {
   if (shards_->status().ok()) return absl::OkStatus();
   return Annotate(shards_->status(), "the optimizer is unusable: ");
@@ -370,6 +378,7 @@ absl::Status ZeroOptimizer::CheckUsable() const {
 
 absl::StatusOr<Gathered> ZeroOptimizer::Gather(int unit, Stream& stream) {
   ONEPASS_RETURN_IF_ERROR(CheckUnit(unit));
+  ONEPASS_RETURN_IF_ERROR(CheckStream(stream));
   UnitState& state = states_[unit];
   Gathered gathered;
   const absl::Status status = [&]() -> absl::Status {
@@ -422,16 +431,34 @@ absl::Status ZeroOptimizer::SetParameter(int unit, int parameter,
 
 // --- Gradients ---
 
+absl::Status ZeroOptimizer::CheckGradients(
+    int unit, absl::Span<const void* const> gradients) const {
+  const ZeroUnit& of = units_[unit];
+  if (gradients.size() != of.parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unit \"", of.name, "\" has ", of.parameters.size(),
+        " parameters, and there are ", gradients.size(), " gradients"));
+  }
+  const DType type = options_.local_grad_type;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (reinterpret_cast<uintptr_t>(gradients[i]) %
+            static_cast<uintptr_t>(ByteSize(type)) !=
+        0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gradient of parameter \"", of.parameters[i].name,
+                       "\" is not aligned to elements in ", Name(type)));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ZeroOptimizer::ReduceGradients(
     int unit, absl::Span<const void* const> gradients, Stream& stream) {
   ONEPASS_RETURN_IF_ERROR(CheckUnit(unit));
+  ONEPASS_RETURN_IF_ERROR(CheckStream(stream));
+  ONEPASS_RETURN_IF_ERROR(CheckGradients(unit, gradients));
   const std::string& name = units_[unit].name;
   UnitState& state = states_[unit];
-  if (gradients.size() != state.numels.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "unit \"", name, "\" has ", state.numels.size(),
-        " parameters, and there are ", gradients.size(), " gradients"));
-  }
   // An optimizer that is unusable has to tell the others.
   if (CheckUsable().ok() &&
       (gradients_closed_ || state.reductions == options_.shard.micro_batches)) {

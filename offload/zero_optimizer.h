@@ -21,7 +21,9 @@
 // Errors. What is said of a function below is found before anything is changed,
 // and the optimizer goes on: Step() finds it on all ranks alike, naming the
 // rank that has it; of Gather() and ReduceGradients() it follows from the
-// arguments and calls, which are the same on all ranks. Any other error makes
+// arguments and calls, which are the same on all ranks, or from this rank's
+// memory and streams: for the others the call has then not taken place, and
+// they wait for the right one, within the deadline. Any other error makes
 // the optimizer unusable, on all ranks: their collective calls, those under way
 // or the next, return an error that names the rank, within the communicator's
 // deadline, and leave nothing in flight. So does an error of shards() that
@@ -141,14 +143,15 @@ class ZeroOptimizer {
   ZeroOptimizer& operator=(const ZeroOptimizer&) = delete;
 
   // Collective. Later work on `stream` finds the weights there.
-  // InvalidArgument: there is no such unit.
+  // InvalidArgument: there is no such unit, `stream` is of another device.
   absl::StatusOr<Gathered> Gather(int unit, Stream& stream);
 
   // Collective: of each unit once a micro-batch, or not at all, which is zeros.
   // gradients[i]: on the device, complete when `stream` comes by, of parameter
   // i, all of it, as this rank computed it; null where it computed none, which
   // is zeros. When the call returns they may be reused. InvalidArgument: there
-  // is no such unit, or it has another number of parameters.
+  // is no such unit, it has another number of parameters, a gradient is not
+  // aligned to its elements, `stream` is of another device.
   // FailedPrecondition: one too many, or Step() has refused to go on with those
   // that there are.
   absl::Status ReduceGradients(int unit,
@@ -248,6 +251,9 @@ class ZeroOptimizer {
   // --- Gradients ---
 
   absl::Status CheckUnit(int unit) const;
+  absl::Status CheckStream(const Stream& stream) const;
+  absl::Status CheckGradients(int unit,
+                              absl::Span<const void* const> gradients) const;
   absl::Status CheckUsable() const;
   absl::Status Reduce(int unit, absl::Span<const void* const> gradients,
                       Stream& stream);

@@ -1540,6 +1540,24 @@ TEST(ZeroOptimizerTest, ChecksArguments) {
     }
     ExpectError(optimizer.ReduceGradients(0, {nullptr}, *rank.stream), kInvalid,
                 "unit \"u0\" has 2 parameters, and there are 1 gradients");
+    HostDeviceOptions options;
+    options.name = "other";
+    auto other = HostDevice::Create(*rank.kernel, options);
+    ASSERT_TRUE(IsOk(other));
+    auto stream = (*other)->CreateStream();
+    ASSERT_TRUE(IsOk(stream));
+    constexpr char kOtherStream[] =
+        "stream is of device other, expected one of host";
+    ExpectError(optimizer.Gather(0, **stream).status(), kInvalid, kOtherStream);
+    ExpectError(optimizer.ReduceGradients(0, {nullptr, nullptr}, **stream),
+                kInvalid, kOtherStream);
+    const UnitGradients gradients = MakeGradients(rank, training, 0, 0, 0);
+    ExpectError(
+        optimizer.ReduceGradients(
+            0, {gradients.pointers[0], gradients.buffers[1].as<char>() + 1},
+            *rank.stream),
+        kInvalid,
+        "gradient of parameter \"u0.p1\" is not aligned to elements in bf16");
     for (const int parameter : {-1, 2}) {
       ExpectError(optimizer.SetParameter(0, parameter, zeros), kInvalid,
                   absl::StrCat("parameter is ", parameter));
@@ -1561,6 +1579,8 @@ TEST(ZeroOptimizerTest, ChecksArguments) {
     ASSERT_TRUE(IsOk(gathered));
     EXPECT_EQ(FromDevice(rank, gathered->weights(1), kBF16, 20),
               Round(Numbers(SeedOf(0, 1), 20, kAllBits), kBF16));
+    EXPECT_TRUE(
+        IsOk(optimizer.ReduceGradients(0, gradients.pointers, *rank.stream)));
   });
 }
 
