@@ -29,7 +29,11 @@ absl::StatusOr<std::unique_ptr<DeviceCollectives>> DeviceCollectives::Create(
   if (options.pin_memory) {
     absl::StatusOr<PinnedBuffer> buffer =
         device.AllocatePinned(pool, bytes, buffer_options);
-    if (buffer.ok()) collectives->pinned_ = *std::move(buffer);
+    if (buffer.ok()) {
+      collectives->pinned_ = *std::move(buffer);
+    } else {
+      collectives->pinning_error_ = buffer.status();
+    }
   }
   collectives->out_ = collectives->pinned_.as<char>();
   if (collectives->out_ == nullptr) {

@@ -34,7 +34,7 @@ class DeviceCollectives {
  public:
   // All outlive the result. InvalidArgument: chunk_bytes below 1, or too many
   // of them for 64 bits. ResourceExhausted: no memory for chunks; where only
-  // pinning is refused, they are not pinned.
+  // pinning is refused, they are not pinned (pinning_error()).
   static absl::StatusOr<std::unique_ptr<DeviceCollectives>> Create(
       Device& device, ThreadPool& pool, Communicator& communicator,
       const DeviceCollectivesOptions& options);
@@ -47,6 +47,9 @@ class DeviceCollectives {
                          Stream& stream);
   absl::Status AllToAll(const void* send, void* received, int64_t bytes,
                         Stream& stream);
+
+  // Why pinning was refused; OK where it was not, or not wanted.
+  const absl::Status& pinning_error() const { return pinning_error_; }
 
  private:
   DeviceCollectives(Device& device, Communicator& communicator)
@@ -66,6 +69,7 @@ class DeviceCollectives {
   // Where the device's memory is its own: a chunk for each rank, to and from.
   int64_t chunk_bytes_ = 0;
   PinnedBuffer pinned_;
+  absl::Status pinning_error_;
   HostBuffer plain_;
   char* out_ = nullptr;
   char* in_ = nullptr;

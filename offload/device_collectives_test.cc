@@ -136,6 +136,7 @@ TEST(DeviceCollectivesTest, PinsTwoChunksForEachRank) {
           const bool pins = !host_accessible && pin_memory && world > 1;
           EXPECT_EQ(rank.device->pinned_memory().in_use,
                     pins ? 2 * world * 33 : 0);
+          EXPECT_TRUE((*collectives)->pinning_error().ok());
           EXPECT_EQ(rank.device->memory().in_use, 0);
           ExpectAllGather(rank, **collectives, 100);
         });
@@ -146,10 +147,11 @@ TEST(DeviceCollectivesTest, PinsTwoChunksForEachRank) {
 
 TEST(DeviceCollectivesTest, DoWithoutPinningWhereItIsRefused) {
   RunRanks(Ranks(2, false), [&](Rank& rank) {
-    rank.device->RefuseCall(HostDeviceCall::kPin, 0,
-                            absl::ResourceExhaustedError("no more pages"));
+    const absl::Status refused = absl::ResourceExhaustedError("no more pages");
+    rank.device->RefuseCall(HostDeviceCall::kPin, 0, refused);
     auto collectives = Create(rank, Chunks(33));
     ASSERT_TRUE(collectives.ok()) << collectives.status();
+    EXPECT_EQ((*collectives)->pinning_error(), refused);
     EXPECT_EQ(rank.device->pinned_memory().in_use, 0);
     ExpectAllGather(rank, **collectives, 100);
     ExpectAllToAll(rank, **collectives, 100);

@@ -408,6 +408,11 @@ absl::StatusOr<Gathered> ZeroOptimizer::Gather(int unit, Stream& stream) {
   return gathered;
 }
 
+const absl::Status& ZeroOptimizer::pinning_error() const {
+  return shards_->pinning_error().ok() ? collectives_->pinning_error()
+                                       : shards_->pinning_error();
+}
+
 absl::Status ZeroOptimizer::SetParameter(int unit, int parameter,
                                          const FillValues& values) {
   ONEPASS_RETURN_IF_ERROR(CheckUnit(unit));

@@ -181,6 +181,9 @@ class ZeroOptimizer {
   // State, options, loss scale and trace of what this rank owns. Its gradients
   // and steps are this class's.
   ShardOptimizer& shards() { return *shards_; }
+  // Why pinning was refused, to shards() or for what ranks exchange; OK where
+  // it was not, or not wanted.
+  const absl::Status& pinning_error() const;
   // Bytes of weights that are gathered, and the most that ever were.
   const MemoryUse& gathered() const { return gathered_; }
 

@@ -746,6 +746,26 @@ TEST(ZeroOptimizerTest, TakesTheMemoryThatItSays) {
   }
 }
 
+// To what ranks exchange, the first to be pinned; to shards(), the next; to
+// neither.
+TEST(ZeroOptimizerTest, SaysWhyPinningWasRefused) {
+  for (const int skip : {0, 1, 2}) {
+    RankOptions ranks = Ranks(2);
+    ranks.device.host_accessible = false;
+    RunRanks(ranks, [&](Rank& rank) {
+      const absl::Status refused = absl::ResourceExhaustedError("no pages");
+      if (skip < 2) {
+        rank.device->RefuseCall(HostDeviceCall::kPin, skip, refused);
+      }
+      auto optimizer = CreateOn(rank, MakeTraining());
+      ASSERT_TRUE(IsOk(optimizer));
+      EXPECT_EQ((*optimizer)->pinning_error(),
+                skip < 2 ? refused : absl::OkStatus());
+      EXPECT_EQ((*optimizer)->shards().pinning_error().ok(), skip != 1);
+    });
+  }
+}
+
 TEST(ZeroOptimizerTest, ASteadyStepAllocatesNothing) {
   if (UnderSanitizer()) GTEST_SKIP() << "sanitizers allocate";
   Training training = MakeTraining();
