@@ -597,9 +597,11 @@ TEST(ZeroOptimizerTest, GatherGivesWhatWasSet) {
               optimizer.partition(unit).padded_numel() * ByteSize(type);
           peak = std::max(peak, bytes);
           {
+            rank.device->ResetPeaks();
             const auto gathered = optimizer.Gather(unit, *rank.stream);
             ASSERT_TRUE(IsOk(gathered));
             EXPECT_EQ(rank.device->memory().in_use, before + bytes);
+            EXPECT_EQ(rank.device->memory().peak, before + bytes);
             EXPECT_EQ(optimizer.gathered().in_use, bytes);
             for (size_t p = 0; p < training.shapes[u].size(); ++p) {
               const int parameter = static_cast<int>(p);
