@@ -1104,6 +1104,80 @@ TEST(ZeroOptimizerTest, ReportsWhatWasFused) {
   });
 }
 
+// Counts the collectives that go through it.
+class CountingCommunicator final : public Communicator {
+ public:
+  struct Counts {
+    int all_gathers = 0;
+    int all_to_alls = 0;
+    int others = 0;
+
+    bool operator==(const Counts& other) const {
+      return std::tie(all_gathers, all_to_alls, others) ==
+             std::tie(other.all_gathers, other.all_to_alls, other.others);
+    }
+  };
+
+  explicit CountingCommunicator(Communicator& base) : base_(base) {}
+
+  int rank() const override { return base_.rank(); }
+  int size() const override { return base_.size(); }
+  absl::Status AllGather(const void* mine, void* all, int64_t bytes) override {
+    ++counts_.all_gathers;
+    return base_.AllGather(mine, all, bytes);
+  }
+  absl::Status AllToAll(const void* send, void* received,
+                        int64_t bytes) override {
+    ++counts_.all_to_alls;
+    return base_.AllToAll(send, received, bytes);
+  }
+  absl::Status Broadcast(void* data, int64_t bytes, int root) override {
+    ++counts_.others;
+    return base_.Broadcast(data, bytes, root);
+  }
+  absl::Status Barrier() override {
+    ++counts_.others;
+    return base_.Barrier();
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Duplicate() override {
+    ++counts_.others;
+    return base_.Duplicate();
+  }
+  void Abort(absl::string_view reason) override { base_.Abort(reason); }
+
+  // Those since the last call.
+  Counts Take() { return std::exchange(counts_, Counts()); }
+
+ private:
+  Communicator& base_;
+  Counts counts_;
+};
+
+TEST(ZeroOptimizerTest, ExchangesNoMoreThanItHasTo) {
+  RunRanks(Ranks(2), [](Rank& rank) {
+    using Counts = CountingCommunicator::Counts;
+    const Training training = MakeTraining();
+    CountingCommunicator communicator(*rank.communicator);
+    auto created =
+        ZeroOptimizer::Create(rank.runtime(), communicator, training.options,
+                              MakeUnits(training.shapes));
+    ASSERT_TRUE(IsOk(created));
+    ZeroOptimizer& optimizer = **created;
+    EXPECT_TRUE(communicator.Take() == (Counts{1, 0, 0}));
+    for (size_t u = 0; u < training.shapes.size(); ++u) {
+      const int unit = static_cast<int>(u);
+      ASSERT_TRUE(IsOk(optimizer.Gather(unit, *rank.stream).status()));
+      EXPECT_TRUE(communicator.Take() == (Counts{1, 0, 0})) << unit;
+      const UnitGradients gradients = MakeGradients(rank, training, 0, 0, unit);
+      ASSERT_TRUE(IsOk(
+          optimizer.ReduceGradients(unit, gradients.pointers, *rank.stream)));
+      EXPECT_TRUE(communicator.Take() == (Counts{0, 1, 0})) << unit;
+    }
+    ASSERT_TRUE(IsOk(optimizer.Step({})));
+    EXPECT_TRUE(communicator.Take() == (Counts{2, 0, 0}));
+  });
+}
+
 // --- Steps that are skipped. ---
 
 TEST(ZeroOptimizerTest, OneBadElementSkipsTheStepOnAllRanks) {
