@@ -550,33 +550,53 @@ Outcome TrainAlone(int world, const Training& training) {
 
 // --- Weights. ---
 
-TEST(ZeroOptimizerTest, GatherGivesWhatWasSet) {
-  std::mt19937_64 random(1);
-  const auto below = [&](int64_t bound) {
-    return static_cast<int64_t>(random() % bound);
-  };
-  const int rounds = Reduced() ? 8 : 40;
-  for (int round = 0; round < rounds; ++round) {
+// Options and units at random.
+class RandomTrainings {
+ public:
+  explicit RandomTrainings(uint64_t seed) : random_(seed) {}
+
+  int64_t Below(int64_t bound) {
+    return static_cast<int64_t>(random_() % bound);
+  }
+
+  Training Next() {
     Training training = MakeTraining();
-    training.groups = 1 + static_cast<int>(below(3));
-    training.options.shard.groups.resize(training.groups);
+    training.groups = 1 + static_cast<int>(Below(3));
+    ShardOptimizerOptions& shard = training.options.shard;
+    shard.groups.resize(training.groups);
     const DType types[] = {kBF16, kF16, kF32};
-    const DType type = types[round % 3];
-    training.options.shard.weights_type = type;
-    training.options.shard.cpu_ratio = below(3) / 2.0;
-    training.options.collective_bytes = 20000 << below(4);
-    training.shapes.assign(below(5), {});
+    shard.weights_type = types[number_++ % 3];
+    shard.cpu_ratio = static_cast<double>(Below(5)) / 4;
+    shard.piece_numel = 1 + Below(20'000);
+    // Small ones, too.
+    shard.sub_group_numel = 1 + Below(1 + Below(20'000));
+    training.options.collective_bytes = 20000 << Below(4);
+    training.shapes.assign(Below(5), {});
     for (auto& unit : training.shapes) {
-      unit.resize(below(6));
+      unit.resize(Below(6));
       for (Shape& shape : unit) {
-        for (int64_t d = below(3); d > 0; --d) {
-          shape.push_back(below(10) == 0 ? 0 : 1 + below(20));
+        for (int64_t d = Below(3); d > 0; --d) {
+          shape.push_back(Below(10) == 0 ? 0 : 1 + Below(20));
         }
-        if (below(2) == 0) shape.push_back(1 + below(60));
+        if (Below(2) == 0) shape.push_back(1 + Below(60));
       }
     }
-    RankOptions ranks = Ranks(1 + static_cast<int>(below(8)));
-    ranks.device.host_accessible = below(2) == 0;
+    return training;
+  }
+
+ private:
+  std::mt19937_64 random_;
+  int number_ = 0;
+};
+
+TEST(ZeroOptimizerTest, GatherGivesWhatWasSet) {
+  RandomTrainings trainings(1);
+  const int rounds = Reduced() ? 8 : 40;
+  for (int round = 0; round < rounds; ++round) {
+    const Training training = trainings.Next();
+    const DType type = training.options.shard.weights_type;
+    RankOptions ranks = Ranks(1 + static_cast<int>(trainings.Below(8)));
+    ranks.device.host_accessible = trainings.Below(2) == 0;
     RunRanks(ranks, [&](Rank& rank) {
       auto created = CreateOn(rank, training);
       ASSERT_TRUE(IsOk(created));
@@ -982,6 +1002,43 @@ TEST(ZeroOptimizerTest, EveryWayGivesTheSameBits) {
             << "way " << &way - ways;
       }
     }
+  }
+}
+
+TEST(ZeroOptimizerTest, TrainingIsThatOfOneRankWithMeans) {
+  RandomTrainings trainings(2);
+  const int rounds = Reduced() ? 3 : 20;
+  for (int round = 0; round < rounds; ++round) {
+    Training training = trainings.Next();
+    // Most have few elements, or none.
+    training.shapes.push_back({{1 + trainings.Below(40'000)}, {1}});
+    ShardOptimizerOptions& shard = training.options.shard;
+    for (int group = 0; group < training.groups; ++group) {
+      shard.groups[group].lr = 0.01 * (1 + group);
+      shard.groups[group].weight_decay = 0.1 * group;
+    }
+    const DType types[] = {kBF16, kF16, kF32};
+    shard.grad_type = types[trainings.Below(3)];
+    training.options.local_grad_type =
+        trainings.Below(2) == 0 ? kF32 : shard.grad_type;
+    shard.micro_batches = 1 + trainings.Below(2);
+    shard.max_norm = static_cast<double>(trainings.Below(2));
+    if (trainings.Below(2) == 0) shard.path = StepPath::kSeparate;
+    // Every fifth parameter of a rank has none.
+    training.gradient =
+        [](const GradientKey& key) -> std::optional<std::vector<float>> {
+      const uint64_t seed =
+          Mix(SeedOf(key.unit, key.parameter) + 1000 * key.step +
+              100 * key.micro_batch + key.rank);
+      if (seed % 5 == 0) return std::nullopt;
+      return Numbers(seed, key.numel, kAllBits);
+    };
+    // Each world from 1 to 8 in turn; 2, 5 and 8 where there are only three.
+    RankOptions ranks = Ranks(1 + (1 + 3 * round) % 8);
+    ranks.device.host_accessible = trainings.Below(2) == 0;
+    const Outcome expected = TrainAlone(ranks.world, training);
+    EXPECT_TRUE(Train(ranks, training) == expected)
+        << "round " << round << ", " << ranks.world << " ranks";
   }
 }
 
