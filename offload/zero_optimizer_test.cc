@@ -1144,21 +1144,66 @@ TEST(ZeroOptimizerTest, FusedAndSeparateAreEqual) {
 }
 
 TEST(ZeroOptimizerTest, ReportsWhatWasFused) {
-  RunRanks(Ranks(2), [](Rank& rank) {
-    for (const StepPath path : {StepPath::kFused, StepPath::kSeparate}) {
+  Kernel without_copies = *RunnableKernels().front();
+  without_copies.name = "no_copies";
+  without_copies.copy_types = {};
+  struct Fusion {
+    StepPath path = StepPath::kFused;
+    DType weights = kBF16;
+    const Kernel* kernel = nullptr;
+    bool pin_memory = true;
+    bool refuse_pinning = false;
+    std::string copy_reason;  // a part of it
+  };
+  Fusion separate;
+  separate.path = StepPath::kSeparate;
+  separate.copy_reason = "the separate path was asked for";
+  Fusion fp32;
+  fp32.weights = kF32;
+  fp32.copy_reason = "weights are fp32";
+  Fusion no_copies;
+  no_copies.kernel = &without_copies;
+  no_copies.copy_reason = "kernel no_copies writes no copies in bf16";
+  Fusion pageable;
+  pageable.pin_memory = false;
+  pageable.copy_reason = "pin_memory is off";
+  Fusion refused;
+  refused.refuse_pinning = true;
+  refused.copy_reason = "not pinned: no pages";
+  for (const Fusion& fusion :
+       {Fusion(), separate, fp32, no_copies, pageable, refused}) {
+    SCOPED_TRACE(fusion.copy_reason);
+    RankOptions ranks = Ranks(2);
+    ranks.kernel = fusion.kernel;
+    RunRanks(ranks, [&](Rank& rank) {
       Training training = MakeTraining();
-      training.options.shard.path = path;
+      ShardOptimizerOptions& shard = training.options.shard;
+      shard.path = fusion.path;
+      shard.weights_type = fusion.weights;
+      shard.pin_memory = fusion.pin_memory;
+      if (fusion.refuse_pinning) {
+        rank.device->RefuseCall(HostDeviceCall::kPin, 0,
+                                absl::ResourceExhaustedError("no pages"));
+      }
       auto optimizer = CreateOn(rank, training);
       ASSERT_TRUE(IsOk(optimizer));
       ASSERT_TRUE(IsOk(ReduceAll(**optimizer, rank, training, 0)));
       const auto report = (*optimizer)->Step({});
       ASSERT_TRUE(IsOk(report));
-      EXPECT_EQ(report->scale_fused, path == StepPath::kFused);
+      EXPECT_EQ(report->scale_fused, fusion.path == StepPath::kFused);
+      EXPECT_EQ(report->scale_reason.empty(), report->scale_fused);
+      const bool writes_copies =
+          rank.kernel->copy_types.Contains(DType::kBFloat16);
       EXPECT_EQ(report->copy_fused,
-                path == StepPath::kFused &&
-                    rank.kernel->copy_types.Contains(DType::kBFloat16));
-    }
-  });
+                fusion.copy_reason.empty() && writes_copies);
+      if (report->copy_fused) {
+        EXPECT_EQ(report->copy_reason, "");
+      } else {
+        EXPECT_THAT(std::string(report->copy_reason),
+                    HasSubstr(fusion.copy_reason));
+      }
+    });
+  }
 }
 
 // Counts the collectives that go through it.
