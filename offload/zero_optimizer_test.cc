@@ -1,5 +1,7 @@
 #include "offload/zero_optimizer.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -43,6 +45,7 @@
 #include "tests/allocation_counter.h"
 #include "tests/make_pool.h"
 #include "tests/pairwise.h"
+#include "tests/process_use.h"
 #include "tests/rank_threads.h"
 #include "tests/test_kernels.h"
 
@@ -2386,6 +2389,44 @@ TEST(ZeroOptimizerTest, ARankWhoseShardsAreUnusableSaysSo) {
       ExpectUnusable(optimizer, *rank.stream);
     });
   }
+}
+
+// --- Created and destroyed many times. ---
+
+TEST(ZeroOptimizerTest, LeavesNothingBehind) {
+  if (UnderSanitizer() || UnderEmulator()) {
+    GTEST_SKIP() << "memory of a sanitizer or emulator counts here";
+  }
+  const auto run = [](int times) {
+    for (int i = 0; i < times; ++i) {
+      RankOptions ranks = Ranks(2);
+      ranks.device.host_accessible = i % 3 != 0;
+      RunRanks(ranks, [&](Rank& rank) {
+        Training training = MakeTraining();
+        // State of some hundred kilobytes a rank.
+        training.shapes = {{{10 * kLeafNumel}, {100}}, {{5000}}};
+        training.options.shard.cpu_ratio = 0.5;
+        auto optimizer = CreateOn(rank, training);
+        ASSERT_TRUE(IsOk(optimizer));
+        ASSERT_TRUE(IsOk((*optimizer)->Gather(0, *rank.stream).status()));
+        ASSERT_TRUE(IsOk(ReduceAll(**optimizer, rank, training, 0)));
+        // Every other one with gradients that are left.
+        if (i % 2 == 0) {
+          ASSERT_TRUE(IsOk((*optimizer)->Step({})));
+        }
+      });
+    }
+  };
+  run(20);
+  const int64_t resident = ResidentBytes();
+  const int64_t descriptors = Entries(kDescriptors);
+  const int64_t threads = Entries(kThreads);
+  run(100);
+  EXPECT_LE(ResidentBytes() - resident, int64_t{4} << 20);
+  EXPECT_EQ(Entries(kDescriptors), descriptors);
+  // One that was joined may be listed for a moment.
+  for (int i = 0; i < 1000 && Entries(kThreads) > threads; ++i) usleep(1000);
+  EXPECT_LE(Entries(kThreads), threads);
 }
 
 }  // namespace
