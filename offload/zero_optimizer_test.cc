@@ -1366,56 +1366,91 @@ TEST(ZeroOptimizerTest, InfinityThatOneRankFoundIsFoundOnAll) {
   }
 }
 
-TEST(ZeroOptimizerTest, TheLossScaleStaysTheSameOnAllRanks) {
+struct ScaledStep {
+  double scale;
+  int overflows;  // the rank; kNoRank: none
+};
+constexpr int kNoRank = 9;
+
+// Steps of three ranks with gradients of fp16.
+void ExpectScales(const LossScaleOptions& loss_scale,
+                  absl::Span<const ScaledStep> steps) {
   Training training = MakeTraining();
   training.shapes = {{{5000}, {1}}, {{9000}}};
   ShardOptimizerOptions& shard = training.options.shard;
   shard.weights_type = kF16;
   shard.grad_type = kF16;
   training.options.local_grad_type = kF16;
-  shard.loss_scale.mode = LossScaleOptions::Mode::kDynamic;
-  shard.loss_scale.initial_scale = 1024;
-  shard.loss_scale.growth_interval = 3;
+  shard.loss_scale = loss_scale;
   shard.max_norm = 1;
-  // Which rank overflows in a step; 9: none.
-  const int overflows[] = {9, 9, 9, 0, 1, 9, 2, 9, 9, 9, 1, 0, 0, 9, 9, 9, 9};
-  auto scaler = LossScaler::Create(shard.loss_scale);
-  ASSERT_TRUE(IsOk(scaler));
-  std::vector<double> expected;
-  for (const int rank : overflows) {
-    expected.push_back(scaler->scale());
-    scaler->Update(rank != 9);
-  }
-  ASSERT_GT(*std::max_element(expected.begin(), expected.end()), 1024);
   std::vector<double> norms[3];
   RunRanks(Ranks(3), [&](Rank& rank) {
     auto created = CreateOn(rank, training);
     ASSERT_TRUE(IsOk(created));
     ZeroOptimizer& optimizer = **created;
-    for (size_t step = 0; step < std::size(overflows); ++step) {
-      ASSERT_EQ(optimizer.shards().LossScale(), expected[step]);
+    int64_t updates = 0;
+    for (const ScaledStep& step : steps) {
+      SCOPED_TRACE(testing::Message() << "step " << &step - steps.data());
+      EXPECT_EQ(optimizer.shards().LossScale(), step.scale);
       Training scaled = training;
       scaled.gradient = [&](const GradientKey& key) {
         std::vector<float> values = SameOnAllRanks(key);
-        for (float& value : values) {
-          value *= static_cast<float>(optimizer.shards().LossScale());
-        }
-        if (overflows[step] == key.rank && key.unit == 1) values[3] = 1e6f;
+        for (float& value : values) value *= static_cast<float>(step.scale);
+        if (step.overflows == key.rank && key.unit == 1) values[3] = 1e6f;
         return values;
       };
       ASSERT_TRUE(IsOk(ReduceAll(optimizer, rank, scaled, 0)));
       const auto report = optimizer.Step({});
       ASSERT_TRUE(IsOk(report));
-      EXPECT_EQ(report->skipped, overflows[step] != 9) << step;
-      EXPECT_EQ(report->loss_scale, expected[step]);
-      if (!report->skipped) norms[rank.rank()].push_back(report->norm);
+      EXPECT_EQ(report->skipped, step.overflows != kNoRank);
+      EXPECT_EQ(report->loss_scale, step.scale);
+      if (!report->skipped) {
+        ++updates;
+        norms[rank.rank()].push_back(report->norm);
+      }
+      EXPECT_EQ(optimizer.shards().step(0), updates);
     }
-    EXPECT_EQ(optimizer.shards().step(0), 11);
   });
   // Scales are powers of two: the norm is that of the gradient without.
   for (const std::vector<double>& of_rank : norms) {
-    EXPECT_EQ(of_rank, std::vector<double>(11, norms[0].at(0)));
+    ASSERT_FALSE(of_rank.empty());
+    EXPECT_EQ(of_rank, std::vector<double>(of_rank.size(), norms[0][0]));
   }
+}
+
+TEST(ZeroOptimizerTest, TheDynamicLossScaleIsTheSameOnAllRanks) {
+  LossScaleOptions options;
+  options.mode = LossScaleOptions::Mode::kDynamic;
+  options.initial_scale = 1024;
+  options.hysteresis = 2;
+  options.growth_interval = 3;
+  ExpectScales(options, {{1024, kNoRank},
+                         {1024, kNoRank},
+                         {1024, kNoRank},
+                         // The third without overflow doubled it.
+                         {2048, 0},
+                         // The first overflow is let pass, the second halves.
+                         {2048, 1},
+                         {1024, kNoRank},
+                         {1024, 2},
+                         {512, kNoRank},
+                         {512, kNoRank},
+                         {512, kNoRank},
+                         {1024, 1},
+                         {1024, 0},
+                         {512, 0},
+                         {256, kNoRank},
+                         {256, kNoRank},
+                         {256, kNoRank},
+                         {512, kNoRank}});
+}
+
+TEST(ZeroOptimizerTest, AStaticLossScaleStaysAsItIs) {
+  LossScaleOptions options;
+  options.mode = LossScaleOptions::Mode::kStatic;
+  options.initial_scale = 512;
+  ExpectScales(options,
+               {{512, kNoRank}, {512, 1}, {512, 2}, {512, 0}, {512, kNoRank}});
 }
 
 // --- What is refused, and changes nothing. ---
