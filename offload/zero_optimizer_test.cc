@@ -687,25 +687,88 @@ TEST(ZeroOptimizerTest, GatheredIsCountedWhereItGoes) {
   });
 }
 
+// A stream of the device, another object for it, and the device's default one.
+enum class StreamKind { kOwn, kWrapped, kDefault };
+constexpr StreamKind kStreamKinds[] = {StreamKind::kOwn, StreamKind::kWrapped,
+                                       StreamKind::kDefault};
+
+// For `kind` of stream; of kOwn there is none, but rank.stream itself.
+std::unique_ptr<Stream> Wrap(Rank& rank, StreamKind kind) {
+  if (kind == StreamKind::kOwn) return nullptr;
+  auto stream = rank.device->WrapStream(
+      kind == StreamKind::kDefault ? nullptr : rank.stream->native());
+  EXPECT_TRUE(IsOk(stream));
+  return *std::move(stream);
+}
+
+// By the event, and on the stream itself.
 TEST(ZeroOptimizerTest, OtherStreamsWaitForGatheredWeights) {
   RankOptions ranks = Ranks(2);
   ranks.device.host_accessible = false;
   ranks.device.link_bytes_per_s = 1e8;
-  RunRanks(ranks, [](Rank& rank) {
-    Training training = MakeTraining();
-    training.shapes = {{{50000}}};
-    auto optimizer = CreateOn(rank, training);
-    ASSERT_TRUE(IsOk(optimizer));
-    const auto gathered = (*optimizer)->Gather(0, *rank.stream);
-    ASSERT_TRUE(IsOk(gathered));
-    auto other = rank.device->CreateStream("other");
-    ASSERT_TRUE(IsOk(other));
-    ASSERT_TRUE(IsOk((*other)->Wait(gathered->ready())));
-    std::swap(rank.stream, *other);
-    EXPECT_EQ(FromDevice(rank, gathered->weights(0), kBF16, 50000),
-              Round(Numbers(SeedOf(0, 0), 50000, kAllBits), kBF16));
-    std::swap(rank.stream, *other);
-  });
+  for (const StreamKind kind : kStreamKinds) {
+    for (const bool by_event : {true, false}) {
+      RunRanks(ranks, [&](Rank& rank) {
+        Training training = MakeTraining();
+        training.shapes = {{{50000}}};
+        auto optimizer = CreateOn(rank, training);
+        ASSERT_TRUE(IsOk(optimizer));
+        const std::unique_ptr<Stream> wrapped = Wrap(rank, kind);
+        Stream& stream = wrapped == nullptr ? *rank.stream : *wrapped;
+        const auto gathered = (*optimizer)->Gather(0, stream);
+        ASSERT_TRUE(IsOk(gathered));
+        auto reader = by_event ? rank.device->CreateStream("other")
+                               : rank.device->WrapStream(stream.native());
+        ASSERT_TRUE(IsOk(reader));
+        if (by_event) {
+          ASSERT_TRUE(IsOk((*reader)->Wait(gathered->ready())));
+        }
+        std::swap(rank.stream, *reader);
+        EXPECT_EQ(FromDevice(rank, gathered->weights(0), kBF16, 50000),
+                  Round(Numbers(SeedOf(0, 0), 50000, kAllBits), kBF16))
+            << static_cast<int>(kind) << by_event;
+        std::swap(rank.stream, *reader);
+      });
+    }
+  }
+}
+
+// Gradients that come late on the stream.
+TEST(ZeroOptimizerTest, ReducingWaitsForTheStream) {
+  Training training = MakeTraining();
+  training.shapes = {{{50000}}};
+  training.steps = 1;
+  const Outcome expected = Train(Ranks(2), training);
+  for (const StreamKind kind : kStreamKinds) {
+    for (const bool host_accessible : {true, false}) {
+      RankOptions ranks = Ranks(2);
+      ranks.device.host_accessible = host_accessible;
+      ranks.device.link_bytes_per_s = 1e8;
+      Outcome outcome(training.shapes);
+      RunRanks(ranks, [&](Rank& rank) {
+        auto optimizer = CreateOn(rank, training);
+        ASSERT_TRUE(IsOk(optimizer));
+        const std::unique_ptr<Stream> wrapped = Wrap(rank, kind);
+        Stream& stream = wrapped == nullptr ? *rank.stream : *wrapped;
+        const std::vector<uint32_t> gradient =
+            Encode(SameOnAllRanks({0, 0, 0, 0, rank.rank(), 50000}), kBF16);
+        auto buffer = rank.device->Allocate(100000);
+        ASSERT_TRUE(IsOk(buffer));
+        // One millisecond, of two objects one after the other where both are
+        // of one stream.
+        ASSERT_TRUE(
+            IsOk((kind == StreamKind::kWrapped ? *rank.stream : stream)
+                     .CopyToDevice(buffer->data(), gradient.data(), 100000)));
+        ASSERT_TRUE(
+            IsOk((*optimizer)->ReduceGradients(0, {buffer->data()}, stream)));
+        const auto report = (*optimizer)->Step({});
+        ASSERT_TRUE(IsOk(report));
+        if (rank.rank() == 0) outcome.reports.emplace_back(*report);
+        Collect(**optimizer, rank, kBF16, outcome.state);
+      });
+      EXPECT_TRUE(outcome == expected) << static_cast<int>(kind);
+    }
+  }
 }
 
 TEST(ZeroOptimizerTest, TakesTheMemoryThatItSays) {
