@@ -2,13 +2,9 @@
 // chosen.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <numeric>
-#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -26,6 +22,7 @@
 #include "offload/shard_optimizer.h"
 #include "offload/shard_optimizer_rig.h"
 #include "tests/hostile_fp_environment.h"
+#include "tests/pairwise.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -38,16 +35,11 @@ constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 // --- Bits: whatever is chosen, those of the reference. ---
 
-// What an option may be, in words and in a config.
-struct Choice {
-  std::string name;
-  std::function<void(RigConfig&)> set;
-};
-using Axis = std::vector<Choice>;
+using Axis = onepass::Axis<RigConfig>;
 
 template <typename T>
-Axis AxisOf(const char* name, const std::vector<T>& values,
-            T ShardOptimizerOptions::*option) {
+Axis OptionAxis(const char* name, const std::vector<T>& values,
+                T ShardOptimizerOptions::*option) {
   Axis axis;
   for (const T value : values) {
     std::string text;
@@ -67,19 +59,19 @@ Axis AxisOf(const char* name, const std::vector<T>& values,
 std::vector<Axis> Axes() {
   using Options = ShardOptimizerOptions;
   std::vector<Axis> axes = {
-      AxisOf<double>("cpu_ratio", {0, 0.3, 0.5, kCutRatio, 1},
-                     &Options::cpu_ratio),
-      AxisOf<int64_t>("piece_numel", {1000, kLeafNumel, 20'000, kMost},
-                      &Options::piece_numel),
-      AxisOf<int64_t>("sub_group_numel", {1, 10'000, int64_t{1} << 28},
-                      &Options::sub_group_numel),
-      AxisOf<int>("staging_buffers", {1, 2, 3}, &Options::staging_buffers),
-      AxisOf<int64_t>("micro_batches", {1, 3}, &Options::micro_batches),
-      AxisOf<DType>("gradients", {kBF16, kF16, kF32}, &Options::grad_type),
-      AxisOf<DType>("weights", {kBF16, kF16, kF32}, &Options::weights_type),
-      AxisOf<DType>("exp_avg", {kF32, kBF16}, &Options::exp_avg_type),
-      AxisOf<DType>("exp_avg_sq", {kF32, kBF16}, &Options::exp_avg_sq_type),
-      AxisOf<bool>("pin_memory", {true, false}, &Options::pin_memory)};
+      OptionAxis<double>("cpu_ratio", {0, 0.3, 0.5, kCutRatio, 1},
+                         &Options::cpu_ratio),
+      OptionAxis<int64_t>("piece_numel", {1000, kLeafNumel, 20'000, kMost},
+                          &Options::piece_numel),
+      OptionAxis<int64_t>("sub_group_numel", {1, 10'000, int64_t{1} << 28},
+                          &Options::sub_group_numel),
+      OptionAxis<int>("staging_buffers", {1, 2, 3}, &Options::staging_buffers),
+      OptionAxis<int64_t>("micro_batches", {1, 3}, &Options::micro_batches),
+      OptionAxis<DType>("gradients", {kBF16, kF16, kF32}, &Options::grad_type),
+      OptionAxis<DType>("weights", {kBF16, kF16, kF32}, &Options::weights_type),
+      OptionAxis<DType>("exp_avg", {kF32, kBF16}, &Options::exp_avg_type),
+      OptionAxis<DType>("exp_avg_sq", {kF32, kBF16}, &Options::exp_avg_sq_type),
+      OptionAxis<bool>("pin_memory", {true, false}, &Options::pin_memory)};
   Axis& kernels = axes.emplace_back();
   for (const Kernel* kernel : RunnableKernels()) {
     kernels.push_back(
@@ -100,87 +92,6 @@ std::vector<Axis> Axes() {
                       }});
   }
   return axes;
-}
-
-// Rows of one index an axis, so that each pair of values of two axes is in one
-// of them: greedily, each row from a pair that is left.
-std::vector<std::vector<size_t>> Pairwise(const std::vector<size_t>& sizes) {
-  using Pair = std::array<size_t, 4>;  // axis, value, axis after it, value
-  std::set<Pair> left;
-  for (size_t a = 0; a < sizes.size(); ++a) {
-    for (size_t b = a + 1; b < sizes.size(); ++b) {
-      for (size_t i = 0; i < sizes[a]; ++i) {
-        for (size_t j = 0; j < sizes[b]; ++j) left.insert({a, i, b, j});
-      }
-    }
-  }
-  constexpr size_t kUnset = std::numeric_limits<size_t>::max();
-  std::vector<std::vector<size_t>> rows;
-  while (!left.empty()) {
-    const Pair first = *left.begin();
-    std::vector<size_t> row(sizes.size(), kUnset);
-    row[first[0]] = first[1];
-    row[first[2]] = first[3];
-    const auto pair = [&row](size_t a, size_t i, size_t b) {
-      return a < b ? Pair{a, i, b, row[b]} : Pair{b, row[b], a, i};
-    };
-    for (size_t a = 0; a < sizes.size(); ++a) {
-      if (row[a] != kUnset) continue;
-      size_t best = 0;
-      size_t most = 0;
-      for (size_t i = 0; i < sizes[a]; ++i) {
-        // Begins at another one in each row, for where all are as good.
-        const size_t value = (i + rows.size()) % sizes[a];
-        size_t covers = 1;
-        for (size_t b = 0; b < sizes.size(); ++b) {
-          covers += b != a && row[b] != kUnset && left.count(pair(a, value, b));
-        }
-        if (covers > most) {
-          most = covers;
-          best = value;
-        }
-      }
-      row[a] = best;
-    }
-    for (size_t a = 0; a < sizes.size(); ++a) {
-      for (size_t b = a + 1; b < sizes.size(); ++b) {
-        left.erase({a, row[a], b, row[b]});
-      }
-    }
-    rows.push_back(row);
-  }
-  return rows;
-}
-
-using Value = std::pair<size_t, size_t>;  // axis, value
-
-std::set<Value> ValuesOfRow(const std::vector<size_t>& row) {
-  std::set<Value> values;
-  for (size_t axis = 0; axis < row.size(); ++axis) {
-    values.insert({axis, row[axis]});
-  }
-  return values;
-}
-
-// Some of the rows, so that each value that is in all is in one of them:
-// greedily, the one with most of those that are left.
-std::vector<std::vector<size_t>> EachValue(
-    const std::vector<std::vector<size_t>>& rows) {
-  std::set<Value> left;
-  for (const std::vector<size_t>& row : rows) left.merge(ValuesOfRow(row));
-  const auto gain = [&left](const std::vector<size_t>& row) {
-    size_t covers = 0;
-    for (const Value& value : ValuesOfRow(row)) covers += left.count(value);
-    return covers;
-  };
-  std::vector<std::vector<size_t>> chosen;
-  while (!left.empty()) {
-    chosen.push_back(*std::max_element(
-        rows.begin(), rows.end(),
-        [&](const auto& a, const auto& b) { return gain(a) < gain(b); }));
-    for (const Value& value : ValuesOfRow(chosen.back())) left.erase(value);
-  }
-  return chosen;
 }
 
 bool IsCompared(int64_t step) { return step == 1 || step == 3 || step == 20; }
@@ -240,25 +151,17 @@ void ExpectBits(const RigConfig& config,
 
 TEST(ShardOptimizerBitsTest, AreThoseOfTheReferenceWhateverIsChosen) {
   const std::vector<Axis> axes = Axes();
-  std::vector<size_t> sizes;
-  for (const Axis& axis : axes) sizes.push_back(axis.size());
-  std::vector<std::vector<size_t>> rows = Pairwise(sizes);
+  std::vector<std::vector<size_t>> rows = Pairwise(axes);
   // The same cases again, or under an emulator: some of them, and not for long.
   const bool whole = LongTestStride() == 1;
   const int64_t steps = whole ? 20 : 3;
-  if (!whole) rows = EachValue(rows);
-  std::set<Value> values;
-  for (const std::vector<size_t>& row : rows) values.merge(ValuesOfRow(row));
-  ASSERT_EQ(values.size(),
-            std::accumulate(sizes.begin(), sizes.end(), size_t{0}));
+  if (!whole) rows = EachValueOnce(rows);
+  size_t choices = 0;
+  for (const auto& axis : axes) choices += axis.size();
+  ASSERT_EQ(ValuesOf(rows).size(), choices);
   for (size_t row = 0; row < rows.size(); ++row) {
     RigConfig config;
-    std::string names = absl::StrCat("row ", row);
-    for (size_t axis = 0; axis < axes.size(); ++axis) {
-      const Choice& choice = axes[axis][rows[row][axis]];
-      choice.set(config);
-      absl::StrAppend(&names, ", ", choice.name);
-    }
+    const std::string names = SetRow(axes, rows[row], config);
     // Clipped to almost nothing, by exactly 1, and not at all.
     for (const double max_norm : {1e-3, 1e6, 0.0}) {
       config.options.max_norm = max_norm;

@@ -11,6 +11,7 @@
 #ifndef ONEPASS_TESTS_PAIRWISE_H_
 #define ONEPASS_TESTS_PAIRWISE_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <functional>
@@ -111,19 +112,37 @@ std::vector<std::vector<size_t>> Pairwise(
   return Pairwise(sizes);
 }
 
-// Those of the rows that have a value which none before them has.
+using AxisValue = std::array<size_t, 2>;  // axis, value
+
+inline std::set<AxisValue> ValuesOf(
+    const std::vector<std::vector<size_t>>& rows) {
+  std::set<AxisValue> values;
+  for (const std::vector<size_t>& row : rows) {
+    for (size_t axis = 0; axis < row.size(); ++axis) {
+      values.insert({axis, row[axis]});
+    }
+  }
+  return values;
+}
+
+// Some of the rows, so that each value that is in all is in one of them:
+// greedily, the one with most of those that are left.
 inline std::vector<std::vector<size_t>> EachValueOnce(
     const std::vector<std::vector<size_t>>& rows) {
-  std::set<std::array<size_t, 2>> seen;  // axis, value
-  std::vector<std::vector<size_t>> few;
-  for (const std::vector<size_t>& row : rows) {
-    bool is_new = false;
-    for (size_t axis = 0; axis < row.size(); ++axis) {
-      is_new |= seen.insert({axis, row[axis]}).second;
-    }
-    if (is_new) few.push_back(row);
+  std::set<AxisValue> left = ValuesOf(rows);
+  const auto gain = [&left](const std::vector<size_t>& row) {
+    size_t covers = 0;
+    for (const AxisValue& value : ValuesOf({row})) covers += left.count(value);
+    return covers;
+  };
+  std::vector<std::vector<size_t>> chosen;
+  while (!left.empty()) {
+    chosen.push_back(*std::max_element(
+        rows.begin(), rows.end(),
+        [&](const auto& a, const auto& b) { return gain(a) < gain(b); }));
+    for (const AxisValue& value : ValuesOf({chosen.back()})) left.erase(value);
   }
-  return few;
+  return chosen;
 }
 
 // Sets the choices of a row, in the order of the axes. Returns their names.

@@ -351,7 +351,13 @@ TEST_F(TrainCommandTest, TraceShowsThatUpdateAndCopyOverlap) {
         const double end = begin + event.at("dur").get<double>();
         EXPECT_LE(begin, end);
         if (event.at("name") == "update") updates.emplace_back(begin, end);
-        if (event.at("name") == "copy") copies.emplace_back(begin, end);
+        if (event.at("name") == "copy") {
+          copies.emplace_back(begin, end);
+          // bf16 over 0.005 GB/s, in microseconds.
+          EXPECT_GT(
+              end - begin,
+              0.99 * 400 * event.at("args").at("numel").get<double>() / 1000);
+        }
       }
       EXPECT_GE(updates.size(), 3);
       EXPECT_GE(copies.size(), updates.size());

@@ -348,11 +348,47 @@ TEST(TrainerTest, LossScaleFollowsOverflows) {
   });
 }
 
+// Those that change no bits.
+TEST(TrainerTest, OptionsReachTheOptimizer) {
+  struct Seen {
+    StepReport report;
+    int64_t pinned;
+    int64_t parameters;
+  };
+  const auto seen = [](auto set) {
+    TrainOptions options = SmallOptions();
+    set(options);
+    Seen seen = {};
+    OnRanks({}, options, [&](const TestRank& rank) {
+      seen.report = rank.trainer.Step()->report;
+      seen.pinned = rank.device.pinned_memory().in_use;
+      seen.parameters = rank.trainer.parameters();
+    });
+    return seen;
+  };
+  const Seen base = seen([](TrainOptions&) {});
+  EXPECT_EQ(base.report.device_numel, 0);
+  EXPECT_EQ(base.report.cpu_numel, base.parameters);
+  const Seen half = seen([](TrainOptions& o) { o.ratio = 0.5; });
+  EXPECT_GT(half.report.cpu_numel, 0);
+  EXPECT_GT(half.report.device_numel, 0);
+  const Seen long_pieces = seen([](TrainOptions& o) { o.piece_numel = 4096; });
+  EXPECT_LT(long_pieces.report.pieces, base.report.pieces);
+  const Seen more = seen([](TrainOptions& o) { o.staging_buffers = 5; });
+  EXPECT_GT(more.pinned, base.pinned);
+  const Seen none = seen([](TrainOptions& o) { o.pin_memory = false; });
+  EXPECT_EQ(none.pinned, 0);
+}
+
 // One in use and the next: not the model.
 TEST(TrainerTest, TwoLayersAreGatheredAtOnce) {
   TrainOptions options = SmallOptions();
   options.model.layers = 12;
   options.micro_batches = 2;
+  // The first and the last are the largest, which never meet.
+  options.model.context = 1;
+  options.model.embedding = 70;
+  options.model.hidden = 30;
   for (const int ranks : {1, 2}) {
     OnRanks({ranks}, options, [&](const TestRank& rank) {
       const LanguageModel model(options.model, 1, *MakePool(1));
