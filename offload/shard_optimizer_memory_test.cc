@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -21,6 +19,7 @@
 #include "offload/shard_optimizer.h"
 #include "offload/shard_optimizer_rig.h"
 #include "tests/allocation_counter.h"
+#include "tests/process_use.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -270,26 +269,6 @@ TEST_F(SteadyStepTest, TakesNoPageFault) {
 
 // --- Created and destroyed many times. ---
 
-constexpr char kThreads[] = "/proc/self/task";
-
-int64_t Entries(const char* folder) {
-  int64_t entries = 0;
-  for ([[maybe_unused]] const auto& entry :
-       std::filesystem::directory_iterator(folder)) {
-    ++entries;
-  }
-  return entries;
-}
-
-int64_t ResidentBytes() {
-  std::ifstream statm("/proc/self/statm");
-  int64_t all = 0;
-  int64_t resident = 0;
-  statm >> all >> resident;
-  EXPECT_GT(resident, 0);
-  return resident * sysconf(_SC_PAGESIZE);
-}
-
 TEST(ShardOptimizerLifetimeTest, LeavesNothingBehind) {
   if (UnderSanitizer() || UnderEmulator()) {
     GTEST_SKIP() << "memory of a sanitizer or emulator counts here";
@@ -313,12 +292,12 @@ TEST(ShardOptimizerLifetimeTest, LeavesNothingBehind) {
   };
   run(20);
   const int64_t resident = ResidentBytes();
-  const int64_t descriptors = Entries("/proc/self/fd");
+  const int64_t descriptors = Entries(kDescriptors);
   const int64_t threads = Entries(kThreads);
   const MemoryUse device = rig.device().memory();
   run(100);
   EXPECT_LE(ResidentBytes() - resident, int64_t{2} << 20);
-  EXPECT_EQ(Entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(Entries(kDescriptors), descriptors);
   // One that was joined may be listed for a moment.
   for (int i = 0; i < 1000 && Entries(kThreads) > threads; ++i) usleep(1000);
   EXPECT_LE(Entries(kThreads), threads);
