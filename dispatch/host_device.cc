@@ -37,6 +37,9 @@ class Unlocked {
   explicit Unlocked(Lock& lock) : lock_(lock) { lock_.unlock(); }
   ~Unlocked() { lock_.lock(); }
 
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
  private:
   Lock& lock_;
 };

@@ -7,7 +7,8 @@
 //   ASSIGN_OR_RETURN(auto device, HostDevice::Create(*kernel, options));
 //
 // Operations run on the stream's thread, by the given kernel. "Pinned" memory
-// is memory that was touched, and counted; device memory asks for huge pages.
+// is memory that was touched, and counted; large device memory asks for huge
+// pages.
 // What is put on streams allocates nothing, but where more is waiting there
 // than ever before.
 //

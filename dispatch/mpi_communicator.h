@@ -47,7 +47,8 @@ struct MpiCommunicatorOptions : CommunicatorOptions {
 // Duplicate() takes none.
 //
 // Meanwhile errors of MPI_COMM_WORLD are returned, whatever handler it has;
-// that is then as it was.
+// that is then as it was. No other thread sets that handler meanwhile, or
+// relies on it.
 //
 // InvalidArgument: a timeout that is not above 0, a chunk_bytes out of range.
 // FailedPrecondition: however MPI was initialised before, it does not allow

@@ -289,7 +289,6 @@ class ShardOptimizer::Impl {
   struct Staging {
     char* data;
     std::unique_ptr<Event> copied;
-    bool in_flight = false;
   };
 
   struct TracedEvents {
@@ -471,6 +470,7 @@ class ShardOptimizer::Impl {
   std::vector<const void*> device_gradient_pointers_;
   std::vector<Staging> staging_;
   size_t next_staging_ = 0;
+  size_t in_flight_ = 0;             // of the buffers, the last before the next
   std::vector<AdamStepArgs> parts_;  // of a piece: room for them
 
   NormSum norm_;  // of the CPU's sums, then of all
@@ -1289,7 +1289,7 @@ void ShardOptimizer::Impl::Describe(StepReport& report) const {
 }
 
 absl::Status ShardOptimizer::Impl::Update(float factor, StepReport& report) {
-  for (Staging& staging : staging_) staging.in_flight = false;
+  in_flight_ = 0;
   if (has_device_part()) {
     ONEPASS_RETURN_IF_ERROR(TraceBegin(*device_stream_, TraceRow::kDevice,
                                        "update", report.device_numel));
@@ -1428,12 +1428,13 @@ absl::Status ShardOptimizer::Impl::CopyToWeights(StepReport& report) {
 absl::StatusOr<ShardOptimizer::Impl::Staging*>
 ShardOptimizer::Impl::NextStaging(StepReport& report) {
   Staging& staging = staging_[next_staging_];
-  next_staging_ = (next_staging_ + 1) % staging_.size();
-  if (staging.in_flight) {
+  if (in_flight_ == staging_.size()) {
+    // All are: this one for longest.
     ONEPASS_RETURN_IF_ERROR(
         Await(*staging.copied, "wait for a buffer", report.buffer_waits));
-    staging.in_flight = false;
+    --in_flight_;
   }
+  next_staging_ = (next_staging_ + 1) % staging_.size();
   return &staging;
 }
 
@@ -1465,20 +1466,18 @@ absl::Status ShardOptimizer::Impl::SendPiece(const HostLayout::Piece& piece,
   }
   ONEPASS_RETURN_IF_ERROR(TraceEnd(*copy_stream_));
   ONEPASS_RETURN_IF_ERROR(copy_stream_->Record(*staging.copied));
-  // Until all were in flight at once, those of others may have ended meanwhile.
-  if (report.most_buffers_in_flight < static_cast<int64_t>(staging_.size())) {
-    int64_t in_flight = 1;
-    for (Staging& other : staging_) {
-      if (!other.in_flight) continue;
-      bool done;
-      ONEPASS_ASSIGN_OR_RETURN(done, other.copied->Done());
-      other.in_flight = !done;
-      in_flight += other.in_flight;
-    }
-    report.most_buffers_in_flight =
-        std::max(report.most_buffers_in_flight, in_flight);
+  // Copies end in the order of their stream: the oldest first.
+  const size_t size = staging_.size();
+  while (in_flight_ > 0) {
+    const size_t oldest = (next_staging_ + 2 * size - 1 - in_flight_) % size;
+    bool done;
+    ONEPASS_ASSIGN_OR_RETURN(done, staging_[oldest].copied->Done());
+    if (!done) break;
+    --in_flight_;
   }
-  staging.in_flight = true;
+  ++in_flight_;
+  report.most_buffers_in_flight =
+      std::max(report.most_buffers_in_flight, static_cast<int64_t>(in_flight_));
   return absl::OkStatus();
 }
 

@@ -332,8 +332,8 @@ absl::Status ZeroOptimizer::CompareCalls() const {
 }
 
 absl::Status ZeroOptimizer::Fail(const absl::Status& error) {
-  shards_->MarkUnusable(error);
   communicator_.Abort(error.message());
+  shards_->MarkUnusable(error);
   stream_->Synchronize().IgnoreError();
   return error;
 }
@@ -583,13 +583,18 @@ absl::Status ZeroOptimizer::DropGradients() {
 void ZeroOptimizer::ForgetGradients() {
   for (UnitState& state : states_) state.reductions = 0;
   gradients_closed_ = false;
-  calls_ = 0;
+  must_drop_ = false;
 }
 
 // --- Step ---
 
 absl::StatusOr<NormSum> ZeroOptimizer::PrepareStep() {
   ONEPASS_RETURN_IF_ERROR(CheckUsable());
+  if (must_drop_) {
+    return absl::FailedPreconditionError(
+        "ranks had gathered or reduced other units when a step was refused: "
+        "drop the gradients");
+  }
   for (size_t u = 0; u < units_.size(); ++u) {
     const int64_t reductions = states_[u].reductions;
     if (reductions != 0 && reductions != options_.shard.micro_batches) {
@@ -621,7 +626,12 @@ absl::StatusOr<StepReport> ZeroOptimizer::Step(const ZeroStepInput& input) {
   vote.calls = calls_;
   vote.found_inf = input.found_inf;
   ONEPASS_RETURN_IF_ERROR(Agree(norm.status(), vote));
-  ONEPASS_RETURN_IF_ERROR(CompareCalls());
+  if (absl::Status status = CompareCalls(); !status.ok()) {
+    // On all ranks.
+    must_drop_ = true;
+    calls_ = 0;
+    return status;
+  }
   ONEPASS_RETURN_IF_ERROR(
       CompareFingerprints(absl::StatusCode::kFailedPrecondition,
                           "inv_scale, loss scale, options of a group or step"));
@@ -636,6 +646,7 @@ absl::StatusOr<StepReport> ZeroOptimizer::Step(const ZeroStepInput& input) {
   vote.changed = report.ok();
   ONEPASS_RETURN_IF_ERROR(Agree(report.status(), vote));
   ForgetGradients();
+  calls_ = 0;
   return report;
 }
 

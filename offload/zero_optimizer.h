@@ -293,7 +293,10 @@ class ZeroOptimizer {
   std::unique_ptr<Stream> stream_;
 
   std::vector<Vote> votes_;
-  uint64_t calls_ = 0;  // gathers and reductions since the last step, a hash
+  // A hash of the gathers and reductions since the last step, or since one was
+  // refused because they differed.
+  uint64_t calls_ = 0;
+  bool must_drop_ = false;         // the gradients: they differed
   bool gradients_closed_ = false;  // for the step: their norm may be taken
   MemoryUse gathered_;
 };

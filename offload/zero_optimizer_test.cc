@@ -1158,6 +1158,9 @@ TEST(ZeroOptimizerTest, FusedAndSeparateAreEqual) {
   const std::vector<Axis<Case>> axes = StepAxes();
   std::vector<std::vector<size_t>> rows = Pairwise(axes);
   if (Reduced()) rows = EachValueOnce(rows);
+  size_t choices = 0;
+  for (const Axis<Case>& axis : axes) choices += axis.size();
+  ASSERT_EQ(ValuesOf(rows).size(), choices);
   // Of two ranks each norm with each ratio, and the rest in turn.
   for (size_t norm = 0; norm < axes[1].size(); ++norm) {
     for (size_t ratio = 0; ratio < axes[2].size(); ++ratio) {
@@ -1688,7 +1691,17 @@ TEST(ZeroOptimizerTest, NoStepWhereRanksCalledForOtherUnits) {
       const absl::Status refused = (*optimizer)->Step({}).status();
       EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(std::string(refused.message()), HasSubstr("other units"));
-      ASSERT_TRUE(IsOk((*optimizer)->DropGradients()));
+      // Nor later, though nothing was called since.
+      EXPECT_EQ((*optimizer)->Step({}).status().code(),
+                absl::StatusCode::kFailedPrecondition);
+      // Which nobody else is asked about.
+      if (rank.rank() == 0) {
+        ASSERT_TRUE(IsOk((*optimizer)->DropGradients()));
+      }
+      ASSERT_TRUE(IsOk((*optimizer)->Gather(0, *rank.stream).status()));
+      if (rank.rank() == 1) {
+        ASSERT_TRUE(IsOk((*optimizer)->DropGradients()));
+      }
       ASSERT_TRUE(IsOk(ReduceAll(**optimizer, rank, training, 0)));
       const auto report = (*optimizer)->Step({});
       ASSERT_TRUE(IsOk(report));

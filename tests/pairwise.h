@@ -53,8 +53,9 @@ Axis<Config> AxisOf(const char* name, std::initializer_list<T> values,
   return axis;
 }
 
-// Rows of one index an axis, so that each pair of values of two axes is in one
-// of them: greedily, each row from a pair that is left.
+// Rows of one index an axis, of which none is empty, so that each pair of
+// values of two axes is in one of them: greedily, each row from a pair that is
+// left.
 inline std::vector<std::vector<size_t>> Pairwise(
     const std::vector<size_t>& sizes) {
   using Pair = std::array<size_t, 4>;  // axis, value, axis after it, value
@@ -68,6 +69,9 @@ inline std::vector<std::vector<size_t>> Pairwise(
   }
   constexpr size_t kUnset = std::numeric_limits<size_t>::max();
   std::vector<std::vector<size_t>> rows;
+  // One has no pairs.
+  for (size_t i = 0; sizes.size() == 1 && i < sizes[0]; ++i)
+    rows.push_back({i});
   while (!left.empty()) {
     const Pair first = *left.begin();
     std::vector<size_t> row(sizes.size(), kUnset);

@@ -8,6 +8,8 @@
 //   ...
 //   file << kTraceEnd;
 //
+// Times of each rank are from when its tracing began.
+//
 // It is the format's array of events, whose end may be missing: a file that was
 // not finished opens, too.
 

@@ -94,18 +94,26 @@ absl::Status RunThreadRanks(
   };
   std::vector<std::thread> threads;
   threads.reserve(ranks - 1);
+  const auto join = [&] {
+    for (std::thread& thread : threads) thread.join();
+  };
   // The standard library reports a refused thread in no other way.
   try {
     for (int rank = 1; rank < ranks; ++rank) threads.emplace_back(run, rank);
-    complete.set_value(true);
   } catch (const std::system_error& error) {
-    outcome.Report(absl::ResourceExhaustedError(
-        absl::StrCat("could not start the thread of rank ", threads.size() + 1,
-                     ": ", error.what())));
     complete.set_value(false);
+    join();
+    return absl::ResourceExhaustedError(
+        absl::StrCat("could not start the thread of rank ", threads.size() + 1,
+                     ": ", error.what()));
+  } catch (...) {
+    complete.set_value(false);
+    join();
+    throw;
   }
+  complete.set_value(true);
   run(0);
-  for (std::thread& thread : threads) thread.join();
+  join();
   return outcome.Take();
 }
 

@@ -47,8 +47,9 @@ namespace {
 constexpr int64_t kProgressLines = 20;
 constexpr double kGiga = 1e9;
 
-// Steps of a trace that are kept before they are written.
+// Steps of a trace that are kept before they are written, and pieces of them.
 constexpr int64_t kTracedSteps = 50;
+constexpr int64_t kTracedPieces = 4096;
 
 // What a communicator of MPI and its duplicates take.
 constexpr int64_t kMpiBytes = int64_t{16} << 20;
@@ -256,11 +257,13 @@ class TrainCommand : public Command {
                        kMaxThreadRanks, " that are threads"));
     }
     const int ranks = std::max(static_cast<int>(ranks_), 1);
+    // They share its processors.
+    const int threads = ThreadsOfRank(ranks);
     std::string text;
     ONEPASS_ASSIGN_OR_RETURN(
         text, LoadText(ranks, ranks, /*processes=*/1, /*process_bytes=*/0));
     return RunThreadRanks(ranks, [&](Communicator& communicator) {
-      return TrainRank(communicator, kernel, text, out, err);
+      return TrainRank(communicator, kernel, threads, text, out, err);
     });
   }
 
@@ -279,7 +282,8 @@ class TrainCommand : public Command {
     ONEPASS_ASSIGN_OR_RETURN(
         text, LoadText(ranks, neighbours.on_host,
                        /*processes=*/neighbours.on_host, kMpiBytes));
-    return TrainRank(*communicator, kernel, text, out, err);
+    return TrainRank(*communicator, kernel,
+                     ThreadsOfRank(neighbours.on_processors), text, out, err);
   }
 
   // Checks everything that can be checked without allocating, then reads.
@@ -309,18 +313,17 @@ class TrainCommand : public Command {
     return ReadText(text_, *text_bytes);
   }
 
+  // Where `sharing` ranks run on the same processors.
+  int ThreadsOfRank(int sharing) const {
+    if (threads_ > 0) return static_cast<int>(threads_);
+    return std::max(ThreadPool::AllowedProcessors() / sharing, 1);
+  }
+
   // What each rank does. Only rank 0 writes to the streams.
   absl::Status TrainRank(Communicator& communicator, const Kernel& kernel,
-                         absl::string_view text, std::ostream& out,
+                         int threads, absl::string_view text, std::ostream& out,
                          std::ostream& err) const {
     const bool first = communicator.rank() == 0;
-    RankNeighbours neighbours;
-    ONEPASS_ASSIGN_OR_RETURN(neighbours, FindNeighbours(communicator));
-    const int threads = threads_ > 0
-                            ? static_cast<int>(threads_)
-                            : std::max(ThreadPool::AllowedProcessors() /
-                                           neighbours.on_processors,
-                                       1);
     std::unique_ptr<ThreadPool> pool;
     ONEPASS_ASSIGN_OR_RETURN(pool, ThreadPool::Create({threads}));
     HostDeviceOptions device_options;
@@ -341,6 +344,11 @@ class TrainCommand : public Command {
         trainer, Trainer::Create({kernel, *device, *pool}, communicator,
                                  options_, text));
     std::string events;
+    // The same on all ranks, which write in turn.
+    const int64_t pieces =
+        trainer->parameters() / options_.piece_numel + options_.model.layers;
+    const int64_t traced_steps =
+        std::clamp<int64_t>(kTracedPieces / pieces, 1, kTracedSteps);
     if (writer.has_value()) {
       ONEPASS_RETURN_IF_ERROR(trainer->SetTrace(&trace));
     }
@@ -361,7 +369,7 @@ class TrainCommand : public Command {
       ONEPASS_ASSIGN_OR_RETURN(step, trainer->Step());
       AppendTraceEvents(communicator.rank(), i, trace.spans, &events);
       trace.spans.clear();
-      if (writer.has_value() && i % kTracedSteps == 0) {
+      if (writer.has_value() && i % traced_steps == 0) {
         ONEPASS_RETURN_IF_ERROR(writer->Add(events));
         events.clear();
       }

@@ -316,7 +316,7 @@ class PipelineBench {
       point.ms = Milliseconds(measured);
       point.bound_over_measured = RatioOf(bounds, measured);
       point.serial_over_pipelined = RatioOf(seconds.back(), measured);
-      if (options_.pieces == kTargetPieces) {
+      if (point.pieces == kTargetPieces) {
         point.bound_target =
             Target(row.bound_over_measured, point.bound_over_measured);
         point.serial_target =
