@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,22 +38,11 @@ constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 using Axis = onepass::Axis<RigConfig>;
 
 template <typename T>
-Axis OptionAxis(const char* name, const std::vector<T>& values,
+Axis OptionAxis(const char* name, std::initializer_list<T> values,
                 T ShardOptimizerOptions::*option) {
-  Axis axis;
-  for (const T value : values) {
-    std::string text;
-    if constexpr (std::is_same_v<T, DType>) {
-      text = Name(value);
-    } else {
-      text = absl::StrCat(value);
-    }
-    axis.push_back(
-        {absl::StrCat(name, " ", text), [option, value](RigConfig& config) {
-           config.options.*option = value;
-         }});
-  }
-  return axis;
+  return AxisOf<RigConfig>(name, values, [option](RigConfig& config, T value) {
+    config.options.*option = value;
+  });
 }
 
 std::vector<Axis> Axes() {

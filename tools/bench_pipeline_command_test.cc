@@ -1,51 +1,25 @@
-#include <memory>
 #include <set>
-#include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "CLI/App.hpp"
-#include "CLI/Config.hpp"
-#include "CLI/Formatter.hpp"
-#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/test_kernels.h"
-#include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/run_command.h"
 
 namespace onepass {
 namespace {
 
 using nlohmann::json;
 
-struct Result {
-  absl::Status status;
-  std::string out;
-  std::string err;
-};
+using Result = CommandResult;
 
-Result BenchPipeline(std::vector<std::string> flags) {
-  const std::unique_ptr<Command> command = NewBenchPipelineCommand();
-  CLI::App app;
-  Flags known(app);
-  command->AddFlags(known);
-  // CLI11 takes them from the end.
-  app.parse(std::vector<std::string>(flags.rbegin(), flags.rend()));
-  std::ostringstream out;
-  std::ostringstream err;
-  absl::Status status = command->Run(out, err);
-  return {std::move(status), out.str(), err.str()};
-}
-
-std::set<std::string> Keys(const json& object) {
-  std::set<std::string> keys;
-  for (const auto& item : object.items()) keys.insert(item.key());
-  return keys;
+Result BenchPipeline(const std::vector<std::string>& flags) {
+  return RunCommand(&NewBenchPipelineCommand, flags);
 }
 
 void ExpectSpread(const json& spread) {

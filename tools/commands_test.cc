@@ -26,6 +26,7 @@
 #include "tests/test_kernels.h"
 #include "tools/command_line.h"
 #include "tools/golden.h"
+#include "tools/run_command.h"
 
 namespace onepass {
 namespace {
@@ -52,12 +53,6 @@ std::vector<json> ParseLines(const std::string& text) {
     lines.push_back(json::parse(std::string(line)));
   }
   return lines;
-}
-
-std::set<std::string> Keys(const json& object) {
-  std::set<std::string> keys;
-  for (const auto& item : object.items()) keys.insert(item.key());
-  return keys;
 }
 
 json Names(DTypeSet types) {

@@ -100,7 +100,7 @@ class TraceWriter {
     return Append(TraceHead(communicator_.rank()),
                   communicator_.rank() == 0 ? std::ios::trunc : std::ios::app);
   }
-  // Adds `events` of each rank, and ends the file.
+  // Adds `events` of each rank.
   absl::Status Add(const std::string& events) {
     return Append(events, std::ios::app);
   }
