@@ -76,14 +76,24 @@ struct LanguageModel::Activations {
   Eigen::VectorXd losses;
 };
 
-absl::StatusOr<int64_t> LanguageModel::ParameterCount(
+std::array<LanguageModel::LayerKind, 4> LanguageModel::LayerKinds(
     const LanguageModelOptions& options) {
   const CheckedInt hidden = options.hidden;
   const CheckedInt inputs = CheckedInt(options.context) * options.embedding;
-  const CheckedInt count =
-      CheckedInt(kSymbols) * options.embedding + hidden * (inputs + 1) +
-      CheckedInt(options.layers - 1) * hidden * (hidden + 1) +
-      CheckedInt(kSymbols) * (hidden + 1);
+  return {{{1, CheckedInt(kSymbols) * options.embedding},
+           {1, hidden * (inputs + 1)},
+           {options.layers - 1, hidden * (hidden + 1)},
+           {1, CheckedInt(kSymbols) * (hidden + 1)}}};
+}
+
+absl::StatusOr<int64_t> LanguageModel::ParameterCount(
+    const LanguageModelOptions& options) {
+  CheckedInt count = 0;
+  for (const LayerKind& kind : LayerKinds(options)) {
+    // What there is none of may be of any size.
+    if (kind.count == 0) continue;
+    count = count + CheckedInt(kind.count) * kind.numel;
+  }
   return count.Get("parameters");
 }
 

@@ -24,6 +24,7 @@
 #ifndef ONEPASS_TOOLS_LANGUAGE_MODEL_H_
 #define ONEPASS_TOOLS_LANGUAGE_MODEL_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -35,6 +36,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "dispatch/thread_pool.h"
+#include "tools/checked_int.h"
 
 namespace onepass {
 
@@ -60,7 +62,17 @@ class LanguageModel {
  public:
   static constexpr int64_t kSymbols = 256;
 
-  // Without building the model. OutOfRange: the number does not fit 64 bits.
+  // Layers of one size, and how many there are; that may be none.
+  struct LayerKind {
+    int64_t count;
+    CheckedInt numel;
+  };
+
+  // Without building the model: its layers, in order. (Those between the first
+  // and the last hidden one are alike.)
+  static std::array<LayerKind, 4> LayerKinds(
+      const LanguageModelOptions& options);
+  // Their parameters. OutOfRange: the number does not fit 64 bits.
   static absl::StatusOr<int64_t> ParameterCount(
       const LanguageModelOptions& options);
   // Of the matrices between layers, forward and backward.

@@ -102,26 +102,12 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Of one layer, and how many there are of the kind.
-struct LayerKind {
-  int64_t count;
-  CheckedInt numel;
-};
-
 }  // namespace
 
 absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
                                       int64_t text_bytes, int ranks) {
   ONEPASS_RETURN_IF_ERROR(Validate(options, text_bytes));
   const LanguageModelOptions& model = options.model;
-  const CheckedInt hidden = model.hidden;
-  const CheckedInt inputs = CheckedInt(model.context) * model.embedding;
-  const LayerKind kinds[] = {
-      {1, CheckedInt(LanguageModel::kSymbols) * model.embedding},
-      {1, hidden * (inputs + 1)},
-      {model.layers - 1, hidden * (hidden + 1)},
-      {1, CheckedInt(LanguageModel::kSymbols) * (hidden + 1)},
-  };
   const bool wide = options.precision == DType::kFloat32;
   const int64_t weight = ByteSize(options.precision);
   // A gradient as it travels, and in fp32 where it is kept so.
@@ -134,7 +120,8 @@ absl::StatusOr<int64_t> TrainingBytes(const TrainOptions& options,
   CheckedInt largest = 0;
   CheckedInt largest_shard = 0;
   int64_t layers = 0;
-  for (const LayerKind& kind : kinds) {
+  for (const LanguageModel::LayerKind& kind :
+       LanguageModel::LayerKinds(model)) {
     if (kind.count == 0) continue;
     layers += kind.count;
     int64_t numel;
