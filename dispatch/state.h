@@ -1,12 +1,17 @@
-// The view of optimizer state that its owner hands out: where each state tensor
-// lies, without a copy.
+// The view of optimizer state that its owner hands out, to be read or to be
+// restored: where each state tensor lies, without a copy.
 //
 //   ASSIGN_OR_RETURN(StateLease lease, optimizer.LeaseState());
 //   for (const StateView& view : lease.views()) Write(view);
 //   // When `lease` goes, the optimizer may step again.
 //
+//   ASSIGN_OR_RETURN(StateRestore restore, optimizer.RestoreState());
+//   restore.BeginWriting();
+//   for (const StateTarget& target : restore.targets()) Read(target);
+//   RETURN_IF_ERROR(restore.Commit());
+//
 // Names are those of PyTorch's flat optimizer state: "state.<parameter>.<kind>"
-// with kind "master_param", "exp_avg" or "exp_avg_sq".
+// with kind "param", "master_param", "exp_avg" or "exp_avg_sq".
 
 #ifndef ONEPASS_DISPATCH_STATE_H_
 #define ONEPASS_DISPATCH_STATE_H_
@@ -17,15 +22,54 @@
 #include <utility>
 #include <vector>
 
-#include "dispatch/dtype.h"
+#include "absl/status/status.h"
+#include "dispatch/kernel.h"
 
 namespace onepass {
 
 // What Adam keeps for each element.
-enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq };
+enum class StateKind : uint8_t {
+  kMaster,
+  kExpAvg,
+  kExpAvgSq,
+  // The weights themselves, where no master holds all their bits: they are then
+  // state of the optimizer.
+  kParam,
+};
 
-// "master_param", "exp_avg", "exp_avg_sq".
+// "master_param", "exp_avg", "exp_avg_sq", "param".
 const char* Name(StateKind kind);
+
+// How elements of state are stored. The values are stable.
+enum class StateType : uint8_t {
+  kFloat32 = 0,
+  kBFloat16 = 1,
+  kFloat16 = 2,
+  // Codes, and a scale (fp32) for each leaf of them: QuantizeArgs of
+  // dispatch/kernel.h.
+  kScaledFloat16 = 3,
+  kScaledFloat8E4M3 = 4,
+  // What a bf16 weight lacks to its fp32 master (SplitRemainderArgs), as int16.
+  // The weight is the kParam of the same parameter.
+  kInt16Remainder = 5,
+};
+
+inline constexpr StateType kAllStateTypes[] = {
+    StateType::kFloat32,          StateType::kBFloat16,
+    StateType::kFloat16,          StateType::kScaledFloat16,
+    StateType::kScaledFloat8E4M3, StateType::kInt16Remainder};
+
+// Bytes of one element, without its scale.
+int64_t ByteSize(StateType type);
+
+// "fp32", "bf16", "fp16", "scaled fp16", "scaled e4m3", "int16 remainder".
+const char* Name(StateType type);
+
+// Whether it has a scale for each leaf.
+inline constexpr bool IsScaled(StateType type) {
+  return type == StateType::kScaledFloat16 ||
+         type == StateType::kScaledFloat8E4M3;
+}
 
 // The part of a tensor that one rank has: `extent` elements from `offset` on in
 // each dimension. Of the tensor's own number of dimensions, or of one: a range
@@ -45,15 +89,19 @@ struct Box {
 // A range of the elements of one state tensor of one rank.
 struct StateView {
   std::string name;
-  DType type;
+  StateType type;
   std::vector<int64_t> shape;  // of the whole tensor
   Box box;                     // what this rank has of it
   // Elements [offset, offset + numel) of the box in C order. The views of a
-  // name cover its box, one after the other.
+  // name cover its box, one after the other; all but the last end at a multiple
+  // of a leaf of the box.
   int64_t offset;
   int64_t numel;
   bool on_device;    // else in host memory
   const void* data;  // numel elements of `type`
+  // Of scaled types: LeafCount(numel) floats, where the data is. Their box is a
+  // range of the tensor's elements that begins at a multiple of a leaf.
+  const float* scales = nullptr;
 };
 
 // Keeps the state in its place, unchanged, while it lives.
@@ -76,12 +124,95 @@ class StateLease {
     return *this;
   }
 
-  // In the order in which a step updates them.
+  // In the order in which a step updates them. Those of a kParam come directly
+  // before those of the remainder that belongs to it.
   const std::vector<StateView>& views() const { return views_; }
 
  private:
   std::vector<StateView> views_;
   std::function<void()> release_;
+};
+
+// The same to be written. `data` and `scales` are the same memory.
+struct StateTarget : StateView {
+  void* out_data = nullptr;
+  float* out_scales = nullptr;
+};
+
+// Lets the state be replaced, in its place. Until BeginWriting() its owner is
+// as it was; from then on it is unusable, unless Commit() returns OK: nobody
+// goes on with half of a state.
+class StateRestore {
+ public:
+  // What the owner does with it. Both are called at most once.
+  struct Owner {
+    // Takes what was written for its state, and derives from it what else there
+    // is, as weights.
+    std::function<absl::Status()> commit;
+    // It ends, written to or not; committed or not.
+    std::function<void(bool written, bool committed)> end;
+  };
+
+  StateRestore(std::vector<StateTarget> targets, Owner owner)
+      : targets_(std::move(targets)), owner_(std::move(owner)) {}
+  ~StateRestore() { End(); }
+  StateRestore(StateRestore&& other) noexcept { *this = std::move(other); }
+  StateRestore& operator=(StateRestore&& other) noexcept {
+    if (this != &other) {
+      End();
+      targets_ = std::move(other.targets_);
+      owner_ = std::exchange(other.owner_, {});
+      written_ = other.written_;
+      committed_ = other.committed_;
+    }
+    return *this;
+  }
+
+  // As StateLease::views().
+  const std::vector<StateTarget>& targets() const { return targets_; }
+
+  // Before the first byte is written.
+  void BeginWriting() { written_ = true; }
+  // After all are written, and no stream works on them. Errors: those of the
+  // owner, which is then unusable.
+  absl::Status Commit() {
+    const absl::Status status =
+        owner_.commit ? owner_.commit() : absl::OkStatus();
+    committed_ = status.ok();
+    return status;
+  }
+
+ private:
+  void End() {
+    if (owner_.end) owner_.end(written_, committed_);
+    owner_ = {};
+  }
+
+  std::vector<StateTarget> targets_;
+  Owner owner_;
+  bool written_ = false;
+  bool committed_ = false;
+};
+
+// A parameter group, as a checkpoint holds it: options as the fp32 values that
+// kernels use.
+struct StateGroup {
+  std::vector<std::string> parameters;  // their names
+  int64_t step = 0;                     // updates that it has had
+  float lr = 0;
+  float beta1 = 0;
+  float beta2 = 0;
+  float eps = 0;
+  float weight_decay = 0;
+  WeightDecay mode = WeightDecay::kAdamW;  // kL2 or kAdamW
+  bool bias_correction = true;
+};
+
+// Of a loss scaler (offload/loss_scaler.h).
+struct LossScaleState {
+  double scale = 1;
+  int64_t hysteresis_left = 1;  // the scale is halved at so many overflows more
+  int64_t clean_steps = 0;      // since the last overflow or growth
 };
 
 }  // namespace onepass

@@ -1,11 +1,12 @@
 #include "dispatch/state.h"
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "dispatch/dtype.h"
+#include "absl/status/status.h"
 #include "gtest/gtest.h"
 
 namespace onepass {
@@ -15,6 +16,19 @@ TEST(StateKindTest, NamesAreThoseOfPyTorch) {
   EXPECT_STREQ(Name(StateKind::kMaster), "master_param");
   EXPECT_STREQ(Name(StateKind::kExpAvg), "exp_avg");
   EXPECT_STREQ(Name(StateKind::kExpAvgSq), "exp_avg_sq");
+  EXPECT_STREQ(Name(StateKind::kParam), "param");
+}
+
+TEST(StateTypeTest, HaveNamesAndSizes) {
+  int64_t bytes = 0;
+  std::string names;
+  for (const StateType type : kAllStateTypes) {
+    bytes = 10 * bytes + ByteSize(type);
+    names += Name(type);
+    names += IsScaled(type) ? "*," : ",";
+  }
+  EXPECT_EQ(bytes, 422212);
+  EXPECT_EQ(names, "fp32,bf16,fp16,scaled fp16*,scaled e4m3*,int16 remainder,");
 }
 
 TEST(BoxTest, CountsItsElements) {
@@ -30,7 +44,7 @@ class StateLeaseTest : public testing::Test {
  protected:
   StateLease Lease() {
     StateView view = {"state.w.exp_avg",
-                      DType::kFloat32,
+                      StateType::kFloat32,
                       {1},
                       {{0}, {1}},
                       0,
@@ -84,6 +98,69 @@ TEST_F(StateLeaseTest, AssignmentReleasesTheOneBefore) {
 TEST_F(StateLeaseTest, MayHaveNothingToRelease) {
   const StateLease lease({}, nullptr);
   EXPECT_TRUE(lease.views().empty());
+}
+
+// What the owner of a restore is told, a letter each.
+class StateRestoreTest : public testing::Test {
+ protected:
+  StateRestore Restore() {
+    StateRestore::Owner owner;
+    owner.commit = [this] {
+      told_ += 'c';
+      return commits_;
+    };
+    owner.end = [this](bool written, bool committed) {
+      told_ += written ? 'W' : 'w';
+      told_ += committed ? 'C' : '-';
+    };
+    return StateRestore({StateTarget()}, std::move(owner));
+  }
+
+  absl::Status commits_;
+  std::string told_;
+};
+
+TEST_F(StateRestoreTest, TellsItsOwnerHowItEnds) {
+  { const StateRestore restore = Restore(); }
+  EXPECT_EQ(told_, "w-");
+  {
+    StateRestore restore = Restore();
+    restore.BeginWriting();
+  }
+  EXPECT_EQ(told_, "w-W-");
+  {
+    StateRestore restore = Restore();
+    restore.BeginWriting();
+    EXPECT_TRUE(restore.Commit().ok());
+    EXPECT_EQ(told_, "w-W-c");
+  }
+  EXPECT_EQ(told_, "w-W-cWC");
+  commits_ = absl::InternalError("no");
+  {
+    StateRestore restore = Restore();
+    restore.BeginWriting();
+    EXPECT_EQ(restore.Commit(), commits_);
+  }
+  EXPECT_EQ(told_, "w-W-cWCcW-");
+}
+
+TEST_F(StateRestoreTest, EndsOnceWhereverItWent) {
+  {
+    StateRestore outer = [this] {
+      StateRestore inner = Restore();
+      inner.BeginWriting();
+      return StateRestore(std::move(inner));
+    }();
+    EXPECT_EQ(told_, "");
+    EXPECT_EQ(outer.targets().size(), 1u);
+    EXPECT_TRUE(outer.Commit().ok());
+    StateRestore& itself = outer;
+    outer = std::move(itself);
+    EXPECT_EQ(told_, "c");
+    outer = Restore();
+    EXPECT_EQ(told_, "cWC");
+  }
+  EXPECT_EQ(told_, "cWCw-");
 }
 
 }  // namespace

@@ -82,6 +82,15 @@ double Power(double base, int64_t t) {
   return status;
 }
 
+// Nor this.
+[[gnu::noinline]] void Round(const AdamOptions& options, StateGroup& group) {
+  group.lr = static_cast<float>(options.lr);
+  group.beta1 = static_cast<float>(options.beta1);
+  group.beta2 = static_cast<float>(options.beta2);
+  group.eps = static_cast<float>(options.eps);
+  group.weight_decay = static_cast<float>(options.weight_decay);
+}
+
 }  // namespace
 
 absl::Status ValidateAdamOptions(const AdamOptions& options) {
@@ -109,6 +118,32 @@ absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
                      options.weight_decay, " at step ", t, " overflows fp32"));
   }
   return constants;
+}
+
+StateGroup ToStateGroup(const AdamOptions& options, int64_t step) {
+  StateGroup group;
+  {
+    const ScopedFpEnvironment fp;
+    Round(options, group);
+  }
+  group.step = step;
+  group.mode = options.mode == AdamOptions::Mode::kL2 ? WeightDecay::kL2
+                                                      : WeightDecay::kAdamW;
+  group.bias_correction = options.bias_correction;
+  return group;
+}
+
+AdamOptions ToAdamOptions(const StateGroup& group) {
+  AdamOptions options;
+  options.lr = group.lr;
+  options.beta1 = group.beta1;
+  options.beta2 = group.beta2;
+  options.eps = group.eps;
+  options.weight_decay = group.weight_decay;
+  options.mode = group.mode == WeightDecay::kL2 ? AdamOptions::Mode::kL2
+                                                : AdamOptions::Mode::kAdamW;
+  options.bias_correction = group.bias_correction;
+  return options;
 }
 
 }  // namespace onepass

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dispatch/kernel.h"
+#include "dispatch/state.h"
 
 namespace onepass {
 
@@ -43,6 +44,11 @@ absl::Status ValidateAdamOptions(const AdamOptions& options);
 // below 1, or a step size that overflows fp32.
 absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
                                                    int64_t t);
+
+// What a checkpoint holds of a group: its options as fp32 values, which give
+// the constants of `options` again. Without names of parameters.
+StateGroup ToStateGroup(const AdamOptions& options, int64_t step);
+AdamOptions ToAdamOptions(const StateGroup& group);
 
 }  // namespace onepass
 

@@ -265,5 +265,32 @@ TEST(AdamOptionsTest, TheCallersEnvironmentLetsNothingPass) {
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
 }
 
+TEST(AdamOptionsTest, AreTheSameOutOfACheckpoint) {
+  AdamOptions options = WithBetas(0.95, 0.98);
+  options.lr = 0.7;
+  options.eps = 3e-42;
+  options.weight_decay = 0.1;
+  options.mode = Mode::kL2;
+  options.bias_correction = false;
+  StateGroup group;
+  {
+    const HostileFpEnvironment hostile;
+    group = ToStateGroup(options, 12);
+    EXPECT_TRUE(hostile.Intact());
+  }
+  EXPECT_EQ(group.step, 12);
+  EXPECT_EQ(group.eps, 3e-42f);
+  EXPECT_EQ(group.mode, WeightDecay::kL2);
+  EXPECT_FALSE(group.bias_correction);
+  EXPECT_EQ(Bits(Constants(ToAdamOptions(group), 12)),
+            Bits(Constants(options, 12)));
+  options.mode = Mode::kAdamW;
+  options.bias_correction = true;
+  group = ToStateGroup(options, 13);
+  EXPECT_EQ(group.mode, WeightDecay::kAdamW);
+  EXPECT_EQ(Bits(Constants(ToAdamOptions(group), 13)),
+            Bits(Constants(options, 13)));
+}
+
 }  // namespace
 }  // namespace onepass

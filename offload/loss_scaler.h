@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dispatch/state.h"
 
 namespace onepass {
 
@@ -41,13 +42,6 @@ struct LossScaleOptions {
   // without overflow in a row.
   int64_t growth_interval = 1000;
   double max_scale = 0x1p64;
-};
-
-// What of a scaler changes with the steps: goes into a checkpoint.
-struct LossScaleState {
-  double scale = 1;
-  int64_t hysteresis_left = 1;  // the scale is halved at so many overflows more
-  int64_t clean_steps = 0;      // since the last overflow or growth
 };
 
 class LossScaler {

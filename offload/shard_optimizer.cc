@@ -57,6 +57,12 @@ absl::Status CheckType(absl::string_view name, DType type, DTypeSet expected) {
                                     ", which is none of those supported"));
 }
 
+absl::Status CheckStep(int64_t step) {
+  if (step >= 0 && step <= kMostSteps) return absl::OkStatus();
+  return Invalid("step",
+                 absl::StrCat("is ", step, ", expected 0 to ", kMostSteps));
+}
+
 absl::Status CheckIndex(absl::string_view name, int index, size_t size) {
   if (index >= 0 && static_cast<size_t>(index) < size) return absl::OkStatus();
   return Invalid(name, absl::StrCat("is ", index, ", expected one of ", size));
@@ -231,6 +237,9 @@ class ShardOptimizer::Impl {
   absl::Status SetState(absl::string_view name, StateKind kind,
                         absl::Span<const float> values);
   absl::StatusOr<StateLease> LeaseState();
+  absl::StatusOr<StateRestore> RestoreState();
+  std::vector<StateGroup> StateGroups() const;
+  absl::Status SetStateGroups(absl::Span<const StateGroup> groups);
   bool leased() const { return leases_ > 0; }
   absl::Status SetTrace(StepTrace* trace);
 
@@ -314,6 +323,15 @@ class ShardOptimizer::Impl {
 
   // --- State ---
 
+  // Calls `add` with each view of all state, in order.
+  absl::Status ForEachView(
+      absl::FunctionRef<void(StateView view, void* data)> add);
+  // Writes the weights of this stretch of the masters of a shard, and leaves
+  // `rounded` to hold what travels until the copy stream is done.
+  absl::Status SendWeights(int shard, const Stretch& stretch,
+                           std::vector<uint16_t>& rounded);
+  // After masters were replaced in their place.
+  absl::Status SendAllWeights();
   // `values` become this stretch of the masters of a shard, and its weights.
   absl::Status WriteMaster(int shard, const Stretch& stretch,
                            absl::Span<const float> values);
@@ -358,7 +376,7 @@ class ShardOptimizer::Impl {
   bool has_cpu_part() const { return !layout_->pieces().empty(); }
   bool has_device_part() const { return device_adam_.has_value(); }
 
-  DType StateType(StateKind kind) const {
+  DType TypeOf(StateKind kind) const {
     return kind == StateKind::kMaster   ? DType::kFloat32
            : kind == StateKind::kExpAvg ? options_.exp_avg_type
                                         : options_.exp_avg_sq_type;
@@ -485,6 +503,7 @@ class ShardOptimizer::Impl {
 
   absl::Status unusable_;
   std::atomic<int> leases_{0};
+  bool restoring_ = false;  // one of them is to be written
 
   StepTrace* trace_ = nullptr;
   Clock::time_point trace_origin_time_;
@@ -743,7 +762,7 @@ absl::Status ShardOptimizer::Impl::WriteInitialValues() {
 absl::Status ShardOptimizer::Impl::ForEachStretch(
     int shard, StateKind kind,
     absl::FunctionRef<absl::Status(const Stretch&)> visit) {
-  const DType type = StateType(kind);
+  const DType type = TypeOf(kind);
   for (const HostLayout::Part& part : layout_->segments_of(shard)) {
     const SubGroupState& state = state_[part.sub_group];
     const HostBuffer& array = kind == StateKind::kMaster   ? state.master
@@ -781,29 +800,54 @@ absl::Status ShardOptimizer::Impl::WriteMaster(int shard,
                                                const Stretch& stretch,
                                                absl::Span<const float> values) {
   const int64_t bytes = stretch.numel * static_cast<int64_t>(sizeof(float));
-  const DType type = options_.weights_type;
-  const void* copies = values.data();
   std::vector<uint16_t> rounded;
-  if (type != DType::kFloat32) {
-    rounded.resize(stretch.numel);
-    ONEPASS_RETURN_IF_ERROR(Cast(
-        runtime_.kernel, runtime_.pool,
-        {stretch.numel, values.data(), rounded.data(), DType::kFloat32, type}));
-    copies = rounded.data();
-  }
   absl::Status status;
   if (stretch.on_device) {
     status = copy_stream_->CopyToDevice(stretch.data, values.data(), bytes);
   } else {
     std::memcpy(stretch.data, values.data(), bytes);
   }
-  if (status.ok()) {
-    status = copy_stream_->CopyToDevice(Weights(shard, stretch.offset), copies,
-                                        stretch.numel * ByteSize(type));
-  }
+  if (status.ok()) status = SendWeights(shard, stretch, rounded);
   // Whatever happened: `values` and `rounded` go.
   status.Update(copy_stream_->Synchronize());
   return status;
+}
+
+absl::Status ShardOptimizer::Impl::SendWeights(int shard,
+                                               const Stretch& stretch,
+                                               std::vector<uint16_t>& rounded) {
+  const DType type = options_.weights_type;
+  char* const weights = Weights(shard, stretch.offset);
+  const int64_t bytes = stretch.numel * ByteSize(type);
+  if (type == DType::kFloat32) {
+    return stretch.on_device
+               ? copy_stream_->CopyOnDevice(weights, stretch.data, bytes)
+               : copy_stream_->CopyToDevice(weights, stretch.data, bytes);
+  }
+  CastArgs cast = {stretch.numel, stretch.data, weights, DType::kFloat32, type};
+  if (stretch.on_device) return copy_stream_->Run({cast});
+  rounded.resize(stretch.numel);
+  cast.out = rounded.data();
+  ONEPASS_RETURN_IF_ERROR(Cast(runtime_.kernel, runtime_.pool, cast));
+  return copy_stream_->CopyToDevice(weights, rounded.data(), bytes);
+}
+
+absl::Status ShardOptimizer::Impl::SendAllWeights() {
+  std::vector<uint16_t> rounded;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const int shard = static_cast<int>(i);
+    const absl::Status status = ForEachChunk(
+        shard, StateKind::kMaster, [&](const Stretch& stretch) -> absl::Status {
+          absl::Status sent = SendWeights(shard, stretch, rounded);
+          sent.Update(copy_stream_->Synchronize());
+          return sent;
+        });
+    if (!status.ok()) {
+      return Fail(Annotate(status, absl::StrCat("restoring weights of shard \"",
+                                                shards_[i].name, "\": ")));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int> ShardOptimizer::Impl::FindShard(absl::string_view name,
@@ -889,23 +933,99 @@ absl::Status ShardOptimizer::Impl::SetState(absl::string_view name,
 
 absl::StatusOr<StateLease> ShardOptimizer::Impl::LeaseState() {
   ONEPASS_RETURN_IF_ERROR(CheckUsable());
+  if (restoring_) {
+    return absl::FailedPreconditionError("state is being restored");
+  }
   std::vector<StateView> views;
+  ONEPASS_RETURN_IF_ERROR(ForEachView(
+      [&](StateView view, void*) { views.push_back(std::move(view)); }));
+  ++leases_;
+  return StateLease(std::move(views), [this] { --leases_; });
+}
+
+absl::StatusOr<StateRestore> ShardOptimizer::Impl::RestoreState() {
+  ONEPASS_RETURN_IF_ERROR(CheckUsable());
+  ONEPASS_RETURN_IF_ERROR(CheckNotLeased());
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (shard_states_[i].gradients == 0) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "shard \"", shards_[i].name,
+        "\" has gradients of a step: take it, or DropGradients(), before "
+        "state is restored"));
+  }
+  std::vector<StateTarget> targets;
+  ONEPASS_RETURN_IF_ERROR(ForEachView([&](StateView view, void* data) {
+    targets.push_back({std::move(view), data, nullptr});
+  }));
+  ++leases_;
+  restoring_ = true;
+  StateRestore::Owner owner;
+  owner.commit = [this] { return SendAllWeights(); };
+  owner.end = [this](bool written, bool committed) {
+    --leases_;
+    restoring_ = false;
+    if (written && !committed && unusable_.ok()) {
+      Fail(absl::AbortedError("a restore ended before all state was there"))
+          .IgnoreError();
+    }
+  };
+  return StateRestore(std::move(targets), std::move(owner));
+}
+
+absl::Status ShardOptimizer::Impl::ForEachView(
+    absl::FunctionRef<void(StateView view, void* data)> add) {
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Shard& shard = shards_[i];
     for (const StateKind kind :
          {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
       ONEPASS_RETURN_IF_ERROR(ForEachStretch(
           static_cast<int>(i), kind, [&](const Stretch& stretch) {
-            views.push_back(
-                {absl::StrCat("state.", shard.name, ".", Name(kind)),
-                 stretch.type, shard.shape, shard.box, stretch.offset,
-                 stretch.numel, stretch.on_device, stretch.data});
+            StateView view;
+            view.name = absl::StrCat("state.", shard.name, ".", Name(kind));
+            view.type = stretch.type == DType::kFloat32 ? StateType::kFloat32
+                                                        : StateType::kBFloat16;
+            view.shape = shard.shape;
+            view.box = shard.box;
+            view.offset = stretch.offset;
+            view.numel = stretch.numel;
+            view.on_device = stretch.on_device;
+            view.data = stretch.data;
+            add(std::move(view), stretch.data);
             return absl::OkStatus();
           }));
     }
   }
-  ++leases_;
-  return StateLease(std::move(views), [this] { --leases_; });
+  return absl::OkStatus();
+}
+
+std::vector<StateGroup> ShardOptimizer::Impl::StateGroups() const {
+  std::vector<StateGroup> groups;
+  for (size_t i = 0; i < options_.groups.size(); ++i) {
+    groups.push_back(ToStateGroup(options_.groups[i], steps_[i]));
+  }
+  for (const Shard& shard : shards_) {
+    groups[shard.group].parameters.push_back(shard.name);
+  }
+  return groups;
+}
+
+absl::Status ShardOptimizer::Impl::SetStateGroups(
+    absl::Span<const StateGroup> groups) {
+  ONEPASS_RETURN_IF_ERROR(CheckUsable());
+  if (groups.size() != options_.groups.size()) {
+    return Invalid("groups", absl::StrCat("are ", groups.size(), ", expected ",
+                                          options_.groups.size()));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    absl::Status status = ValidateAdamOptions(ToAdamOptions(groups[i]));
+    if (status.ok()) status = CheckStep(groups[i].step);
+    if (!status.ok()) return Annotate(status, absl::StrCat("group ", i, ": "));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    options_.groups[i] = ToAdamOptions(groups[i]);
+    steps_[i] = groups[i].step;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardOptimizer::Impl::SetGroupOptions(int group,
@@ -922,10 +1042,7 @@ absl::Status ShardOptimizer::Impl::SetGroupOptions(int group,
 absl::Status ShardOptimizer::Impl::SetStep(int group, int64_t step) {
   ONEPASS_RETURN_IF_ERROR(CheckUsable());
   ONEPASS_RETURN_IF_ERROR(CheckIndex("group", group, steps_.size()));
-  if (step < 0 || step > kMostSteps) {
-    return Invalid("step",
-                   absl::StrCat("is ", step, ", expected 0 to ", kMostSteps));
-  }
+  ONEPASS_RETURN_IF_ERROR(CheckStep(step));
   steps_[group] = step;
   return absl::OkStatus();
 }
@@ -1587,6 +1704,16 @@ absl::Status ShardOptimizer::SetState(absl::string_view name, StateKind kind,
 }
 absl::StatusOr<StateLease> ShardOptimizer::LeaseState() {
   return impl_->LeaseState();
+}
+absl::StatusOr<StateRestore> ShardOptimizer::RestoreState() {
+  return impl_->RestoreState();
+}
+std::vector<StateGroup> ShardOptimizer::StateGroups() const {
+  return impl_->StateGroups();
+}
+absl::Status ShardOptimizer::SetStateGroups(
+    absl::Span<const StateGroup> groups) {
+  return impl_->SetStateGroups(groups);
 }
 bool ShardOptimizer::leased() const { return impl_->leased(); }
 const std::vector<Shard>& ShardOptimizer::shards() const {

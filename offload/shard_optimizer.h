@@ -34,10 +34,10 @@
 // NormSum. All is taken at creation: a step allocates nothing.
 //
 // An error that comes while gradients are added, weights updated or state set
-// makes the optimizer unusable: every further call that returns a status
-// returns it, and nothing is in flight when the call returns. What is refused
-// beforehand, with InvalidArgument, NotFound or FailedPrecondition, leaves
-// everything as it was; so do errors of other calls.
+// or restored makes the optimizer unusable: every further call that returns a
+// status returns it, and nothing is in flight when the call returns. What is
+// refused beforehand, with InvalidArgument, NotFound or FailedPrecondition,
+// leaves everything as it was; so do errors of other calls.
 //
 // Calls are made by one thread at a time; a lease may end on another.
 
@@ -58,10 +58,10 @@
 #include "dispatch/device.h"
 #include "dispatch/dtype.h"
 #include "dispatch/norm_sum.h"
+#include "dispatch/runtime.h"
 #include "dispatch/state.h"
 #include "offload/adam_options.h"
 #include "offload/loss_scaler.h"
-#include "offload/runtime.h"
 #include "offload/step_trace.h"
 
 namespace onepass {
@@ -224,10 +224,22 @@ class ShardOptimizer {
   absl::Status SetState(absl::string_view name, StateKind kind,
                         absl::Span<const float> values);
   // All state in place, views of a shard in the order of StateKind; a shard
-  // without elements has none. While it is out, Step() and SetState() return
-  // FailedPrecondition; gradients may be added. The optimizer outlives it.
+  // without elements has none. While it is out, Step(), SetState() and
+  // RestoreState() return FailedPrecondition; gradients may be added. The
+  // optimizer outlives it.
   absl::StatusOr<StateLease> LeaseState();
-  bool leased() const;  // whether it is out
+  // The same, to be replaced; Commit() writes the weights on the device from
+  // the masters. While it is out, LeaseState() is refused, too. Steps, options
+  // and the loss scale are set apart. It ends on the thread of the calls.
+  // FailedPrecondition: state is leased, or gradients were added.
+  absl::StatusOr<StateRestore> RestoreState();
+  bool leased() const;  // whether one of them is out
+
+  // Options, steps and the names of the shards of each group.
+  std::vector<StateGroup> StateGroups() const;
+  // Sets options and steps; names have no meaning. InvalidArgument, with
+  // nothing set: another number of groups, options that make no sense.
+  absl::Status SetStateGroups(absl::Span<const StateGroup> groups);
 
   // As they were given, but for `values`.
   const std::vector<Shard>& shards() const;

@@ -9,7 +9,7 @@
 #include "dispatch/operations.h"
 #include "gtest/gtest.h"
 #include "offload/gradient_clip.h"
-#include "offload/runtime.h"
+#include "dispatch/runtime.h"
 #include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 

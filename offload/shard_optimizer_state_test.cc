@@ -275,6 +275,8 @@ TEST_F(StateTest, ALeaseShowsEverythingOnceInOrder) {
               Get(rig.optimizer(), static_cast<int>(i), kind);
           const int64_t numel = static_cast<int64_t>(expected.size());
           const DType type = kind == StateKind::kExpAvg ? moments : kF32;
+          const StateType state_type =
+              type == kF32 ? StateType::kFloat32 : StateType::kBFloat16;
           const std::string name =
               absl::StrCat("state.", shards[i].name, ".", Name(kind));
           SCOPED_TRACE(name);
@@ -282,7 +284,7 @@ TEST_F(StateTest, ALeaseShowsEverythingOnceInOrder) {
           for (; offset < numel; offset += (view++)->numel) {
             ASSERT_NE(view, lease->views().end());
             EXPECT_EQ(view->name, name);
-            EXPECT_EQ(view->type, type);
+            EXPECT_EQ(view->type, state_type);
             EXPECT_EQ(view->shape, shards[i].shape);
             EXPECT_EQ(view->box.offset, shards[i].box.offset);
             EXPECT_EQ(view->box.extent, shards[i].box.extent);
@@ -354,6 +356,125 @@ TEST_F(StateTest, ALeaseBeforeTheFirstStepShowsZeros) {
     EXPECT_EQ(std::memcmp(view.data, zeros.data(), zeros.size()), 0)
         << view.name;
   }
+}
+
+// --- Restored. ---
+
+// Copies what is in one place to the other; device memory is the host's here.
+void CopyState(ShardOptimizer& from, ShardOptimizer& to) {
+  absl::StatusOr<StateLease> lease = from.LeaseState();
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  absl::StatusOr<StateRestore> restore = to.RestoreState();
+  ASSERT_TRUE(restore.ok()) << restore.status();
+  ASSERT_EQ(restore->targets().size(), lease->views().size());
+  restore->BeginWriting();
+  for (size_t i = 0; i < lease->views().size(); ++i) {
+    const StateView& view = lease->views()[i];
+    const StateTarget& target = restore->targets()[i];
+    ASSERT_EQ(target.name, view.name);
+    ASSERT_EQ(target.offset, view.offset);
+    ASSERT_EQ(target.numel, view.numel);
+    ASSERT_EQ(target.type, view.type);
+    EXPECT_EQ(target.out_data, target.data);
+    std::memcpy(target.out_data, view.data, view.numel * ByteSize(view.type));
+  }
+  const absl::Status status = restore->Commit();
+  ASSERT_TRUE(status.ok()) << status;
+}
+
+TEST_F(StateTest, ARestoredOptimizerGoesOnWithTheSameBits) {
+  for (const DType weights : {kBF16, kF16, kF32}) {
+    for (const double ratio : {0.0, kCutRatio, 1.0}) {
+      SCOPED_TRACE(testing::Message() << Name(weights) << ", " << ratio);
+      config_.options.weights_type = weights;
+      config_.options.exp_avg_type = kBF16;
+      config_.options.cpu_ratio = ratio;
+      Rig rig(config_);
+      ASSERT_TRUE(rig.Create().ok());
+      ASSERT_TRUE(rig.Step(1).ok());
+      ASSERT_TRUE(rig.Step(2).ok());
+      Rig other(config_);
+      ASSERT_TRUE(other.Create().ok());
+      CopyState(rig.optimizer(), other.optimizer());
+      const std::vector<StateGroup> groups = rig.optimizer().StateGroups();
+      ASSERT_TRUE(other.optimizer().SetStateGroups(groups).ok());
+      EXPECT_FALSE(other.optimizer().leased());
+      ExpectSame(other.Take(), rig.Take());
+      ASSERT_TRUE(rig.Step(3).ok());
+      ASSERT_TRUE(other.Step(3).ok());
+      ExpectSame(other.Take(), rig.Take());
+    }
+  }
+}
+
+TEST_F(StateTest, HalfARestoreLeavesNothingToGoOnWith) {
+  Rig rig(config_);
+  ASSERT_TRUE(rig.Create().ok());
+  ASSERT_TRUE(rig.Step(1).ok());
+  const auto before = rig.Take();
+  {
+    const auto restore = rig.optimizer().RestoreState();
+    ASSERT_TRUE(restore.ok()) << restore.status();
+    const std::string message(rig.optimizer().LeaseState().status().message());
+    EXPECT_THAT(message, HasSubstr("being restored"));
+    EXPECT_EQ(rig.optimizer().RestoreState().status().code(),
+              absl::StatusCode::kFailedPrecondition);
+  }
+  // Nothing was written.
+  ExpectSame(rig.Take(), before);
+  ASSERT_TRUE(rig.Step(2).ok());
+  {
+    auto restore = rig.optimizer().RestoreState();
+    ASSERT_TRUE(restore.ok()) << restore.status();
+    restore->BeginWriting();
+  }
+  EXPECT_FALSE(rig.optimizer().leased());
+  EXPECT_EQ(rig.optimizer().status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(rig.optimizer().LeaseState().status().code(),
+            absl::StatusCode::kAborted);
+}
+
+TEST_F(StateTest, IsNotRestoredAmongGradients) {
+  Rig rig(config_);
+  ASSERT_TRUE(rig.Create().ok());
+  rig.Fill(1);
+  ASSERT_TRUE(rig.Add().ok());
+  const absl::Status status = rig.optimizer().RestoreState().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("gradients"));
+  ASSERT_TRUE(rig.optimizer().DropGradients().ok());
+  EXPECT_TRUE(rig.optimizer().RestoreState().ok());
+}
+
+TEST_F(StateTest, GroupsAreReadAndSetWhole) {
+  Rig rig(config_);
+  ASSERT_TRUE(rig.Create().ok());
+  ASSERT_TRUE(rig.Step(1).ok());
+  std::vector<StateGroup> groups = rig.optimizer().StateGroups();
+  ASSERT_EQ(groups.size(), rig.optimizer().groups().size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    EXPECT_EQ(groups[i].step, 1);
+    EXPECT_EQ(groups[i].lr, static_cast<float>(rig.optimizer().groups()[i].lr));
+    std::vector<std::string> names;
+    for (const Shard& shard : rig.optimizer().shards()) {
+      if (shard.group == static_cast<int>(i)) names.push_back(shard.name);
+    }
+    EXPECT_EQ(groups[i].parameters, names);
+  }
+  groups.back().step = -1;
+  groups.front().step = 5;
+  EXPECT_EQ(rig.optimizer().SetStateGroups(groups).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(rig.optimizer().step(0), 1);
+  groups.back().step = 7;
+  groups.front().lr = 0.25f;
+  ASSERT_TRUE(rig.optimizer().SetStateGroups(groups).ok());
+  EXPECT_EQ(rig.optimizer().step(0), 5);
+  EXPECT_EQ(rig.optimizer().step(1), 7);
+  EXPECT_EQ(rig.optimizer().groups()[0].lr, 0.25);
+  groups.emplace_back();
+  EXPECT_EQ(rig.optimizer().SetStateGroups(groups).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

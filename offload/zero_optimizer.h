@@ -62,7 +62,7 @@
 #include "dispatch/norm_sum.h"
 #include "offload/device_collectives.h"
 #include "offload/partition.h"
-#include "offload/runtime.h"
+#include "dispatch/runtime.h"
 #include "offload/shard_optimizer.h"
 
 namespace onepass {

@@ -25,7 +25,7 @@
 #include "dispatch/thread_communicator.h"
 #include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
-#include "offload/runtime.h"
+#include "dispatch/runtime.h"
 #include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 

@@ -33,7 +33,7 @@
 #include "dispatch/communicator.h"
 #include "dispatch/device.h"
 #include "dispatch/dtype.h"
-#include "offload/runtime.h"
+#include "dispatch/runtime.h"
 #include "offload/shard_optimizer.h"
 #include "offload/step_trace.h"
 #include "offload/zero_optimizer.h"

@@ -21,7 +21,7 @@
 #include "dispatch/thread_communicator.h"
 #include "dispatch/thread_pool.h"
 #include "offload/adam_options.h"
-#include "offload/runtime.h"
+#include "dispatch/runtime.h"
 #include "offload/shard_optimizer.h"
 #include "offload/zero_optimizer.h"
 #include "tools/bench/random_at.h"

@@ -1,7 +1,7 @@
-// What an optimizer runs on.
+// What optimizers and checkpoints run on.
 
-#ifndef ONEPASS_OFFLOAD_RUNTIME_H_
-#define ONEPASS_OFFLOAD_RUNTIME_H_
+#ifndef ONEPASS_DISPATCH_RUNTIME_H_
+#define ONEPASS_DISPATCH_RUNTIME_H_
 
 #include "dispatch/device.h"
 #include "dispatch/kernel.h"
@@ -9,7 +9,7 @@
 
 namespace onepass {
 
-// All outlive the optimizer. Several optimizers may share them.
+// All outlive whatever runs on them. Several may share them.
 struct Runtime {
   const Kernel& kernel;
   Device& device;
@@ -18,4 +18,4 @@ struct Runtime {
 
 }  // namespace onepass
 
-#endif  // ONEPASS_OFFLOAD_RUNTIME_H_
+#endif  // ONEPASS_DISPATCH_RUNTIME_H_
