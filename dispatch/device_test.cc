@@ -323,6 +323,8 @@ TEST(DeviceCheckTest, EachOperation) {
       {AbsMaxArgs{1, &x}, "absmax: leaf_absmax is null"},
       {SplitRemainderArgs{1}, "split_remainder: master is null"},
       {JoinRemainderArgs{1}, "join_remainder: param is null"},
+      {QuantizeArgs{1, &x}, "quantize: codes is null"},
+      {DequantizeArgs{1, &x, &x}, "dequantize: out is null"},
       {SumLeavesArgs{1}, "sum_leaves: leaf_sums is null"},
   };
   static_assert(std::size(cases) == std::variant_size_v<DeviceOperation>);

@@ -24,6 +24,8 @@ const char* FirstNullOperation(const KernelOperations& operations) {
   if (operations.absmax == nullptr) return "absmax";
   if (operations.split_remainder == nullptr) return "split_remainder";
   if (operations.join_remainder == nullptr) return "join_remainder";
+  if (operations.quantize == nullptr) return "quantize";
+  if (operations.dequantize == nullptr) return "dequantize";
   return nullptr;
 }
 

@@ -37,7 +37,8 @@ constexpr KernelOperations kFakeOperations = {
     [](const AccumulateArgs&) {},    [](const ScaleArgs&) {},
     [](const CastArgs&) {},          [](const SquaredNormArgs&) {},
     [](const AbsMaxArgs&) {},        [](const SplitRemainderArgs&) {},
-    [](const JoinRemainderArgs&) {},
+    [](const JoinRemainderArgs&) {}, [](const QuantizeArgs&) {},
+    [](const DequantizeArgs&) {},
 };
 
 template <int rank>
@@ -238,6 +239,8 @@ TEST_F(DispatcherTest, RefusesEachNullOperationByName) {
        [](KernelOperations& o) { o.split_remainder = nullptr; }},
       {"join_remainder",
        [](KernelOperations& o) { o.join_remainder = nullptr; }},
+      {"quantize", [](KernelOperations& o) { o.quantize = nullptr; }},
+      {"dequantize", [](KernelOperations& o) { o.dequantize = nullptr; }},
   };
   static_assert(offsetof(KernelOperations, streams_copies) ==
                     std::size(operations) * sizeof(void (*)()),

@@ -130,6 +130,8 @@ struct RunOperation {
   void operator()(const JoinRemainderArgs& args) const {
     kernel.join_remainder(args);
   }
+  void operator()(const QuantizeArgs& args) const { kernel.quantize(args); }
+  void operator()(const DequantizeArgs& args) const { kernel.dequantize(args); }
   void operator()(const SumLeavesArgs& args) const {
     for (int64_t i = 0; i < args.count; ++i) args.sum->Add(args.leaf_sums[i]);
   }

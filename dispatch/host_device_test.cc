@@ -55,6 +55,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr DType kF32 = DType::kFloat32;
 constexpr DType kBF16 = DType::kBFloat16;
+constexpr DType kE4M3 = DType::kFloat8E4M3;
 
 // --- Helpers. ---
 
@@ -531,8 +532,9 @@ struct Arrays {
            Same(mean, other.mean) && Same(scaled, other.scaled) &&
            Same(narrow, other.narrow) && Same(absmax, other.absmax) &&
            Same(high, other.high) && Same(low, other.low) &&
-           Same(joined, other.joined) && norm == other.norm &&
-           mean_norm == other.mean_norm;
+           Same(joined, other.joined) && Same(codes, other.codes) &&
+           Same(scales, other.scales) && Same(values, other.values) &&
+           norm == other.norm && mean_norm == other.mean_norm;
   }
 
   template <typename T>
@@ -567,16 +569,23 @@ struct Arrays {
   JoinRemainderArgs Join() {
     return {kNumel, high.data(), low.data(), joined.data()};
   }
+  QuantizeArgs Quantize() {
+    return {kNumel, x.data(), codes.data(), scales.data(), kE4M3};
+  }
+  DequantizeArgs Dequantize() {
+    return {kNumel, codes.data(), scales.data(), values.data(), kE4M3};
+  }
 
   template <typename T>
   using Array = std::vector<T>;
   Array<float> param = Array<float>(kNumel), exp_avg = param,
                exp_avg_sq = param, x = param, sum = param, scaled = param,
-               joined = param;
+               joined = param, values = param;
   Array<uint16_t> grad = Array<uint16_t>(kNumel), copy = grad, mean = grad,
                   narrow = grad, high = grad;
   Array<int16_t> low = Array<int16_t>(kNumel);
-  Array<float> absmax = Array<float>(LeafCount(kNumel));
+  Array<uint8_t> codes = Array<uint8_t>(kNumel);
+  Array<float> absmax = Array<float>(LeafCount(kNumel)), scales = absmax;
   NormSum norm, mean_norm;
 };
 
@@ -594,6 +603,8 @@ TEST_P(HostDeviceOperationsTest, HaveTheBitsOfTheCpu) {
   EXPECT_OK(AbsMax(kernel, *pool, expected.AbsMax()));
   EXPECT_OK(SplitRemainder(kernel, *pool, expected.Split()));
   EXPECT_OK(JoinRemainder(kernel, *pool, expected.Join()));
+  EXPECT_OK(Quantize(kernel, *pool, expected.Quantize()));
+  EXPECT_OK(Dequantize(kernel, *pool, expected.Dequantize()));
   EXPECT_FALSE(expected == Arrays());
 
   const auto device = MakeDevice({}, kernel);
@@ -614,7 +625,8 @@ TEST_P(HostDeviceOperationsTest, HaveTheBitsOfTheCpu) {
   EXPECT_OK(
       stream->Run({SumLeavesArgs{leaves, sums + leaves, &actual.mean_norm}}));
   EXPECT_OK(stream->Run({actual.AbsMax()}));
-  EXPECT_OK(stream->Run({actual.Split(), actual.Join()}));
+  EXPECT_OK(stream->Run(
+      {actual.Split(), actual.Join(), actual.Quantize(), actual.Dequantize()}));
   EXPECT_OK(stream->Synchronize());
   EXPECT_TRUE(expected == actual);
   EXPECT_EQ(device->Calls(Call::kRun), 4);

@@ -47,6 +47,15 @@ inline constexpr DTypeSet kGradientTypes = {DType::kFloat32, DType::kBFloat16,
 inline constexpr DTypeSet kMomentTypes = {DType::kFloat32, DType::kBFloat16};
 inline constexpr DTypeSet kCopyTypes = {DType::kBFloat16, DType::kFloat16};
 
+// Types of codes that have a scale for each leaf, and the largest magnitude
+// that a code gets: e4m3's largest, and half of fp16's, on which no rounding
+// comes near to infinity.
+inline constexpr DTypeSet kQuantizedTypes = {DType::kFloat16,
+                                             DType::kFloat8E4M3};
+inline constexpr float QuantizedLargest(DType type) {
+  return type == DType::kFloat16 ? 32752.0f : 448.0f;
+}
+
 enum class WeightDecay : uint8_t {
   kNone,
   // Added to the gradient before the moments: g += weight_decay * p.
@@ -177,6 +186,33 @@ struct JoinRemainderArgs {
   float* master = nullptr;             // out
 };
 
+// For each leaf of `in` a scale s and codes, in fp32:
+//
+//   s    = (largest magnitude of the leaf) / QuantizedLargest(type)
+//   code = x / s rounded to `type`
+//
+// Where s is zero or subnormal (its inverse may overflow), it is stored as 1
+// and the codes as +0: never NaN. Where the largest magnitude is infinity or
+// NaN (0x7fc00000), s is that, for the owner of the leaf to find; the codes are
+// then of no use.
+struct QuantizeArgs {
+  int64_t numel = 0;
+  const float* in = nullptr;     // in
+  void* codes = nullptr;         // out: type
+  float* scales = nullptr;       // out: LeafCount(numel) floats
+  DType type = DType::kFloat16;  // fp16 or e4m3
+};
+
+// out = code * s. (Infinity where the largest magnitude of a leaf lay within
+// the last place of fp32's and s was rounded up.)
+struct DequantizeArgs {
+  int64_t numel = 0;
+  const void* codes = nullptr;    // in: type
+  const float* scales = nullptr;  // in: LeafCount(numel) floats
+  float* out = nullptr;           // out
+  DType type = DType::kFloat16;   // fp16 or e4m3
+};
+
 // The code of a kernel. All pointers are set.
 struct KernelOperations {
   // Elements that the kernel updates at a time, a constant on one machine: cut
@@ -191,6 +227,8 @@ struct KernelOperations {
   void (*absmax)(const AbsMaxArgs& args);
   void (*split_remainder)(const SplitRemainderArgs& args);
   void (*join_remainder)(const JoinRemainderArgs& args);
+  void (*quantize)(const QuantizeArgs& args);
+  void (*dequantize)(const DequantizeArgs& args);
   // Whether AdamStepArgs::stream_copy makes a difference.
   bool streams_copies = false;
 };

@@ -456,4 +456,46 @@ absl::Status JoinRemainder(const Kernel& kernel, ThreadPool& pool,
   return absl::OkStatus();
 }
 
+absl::Status CheckArgs(const QuantizeArgs& args) {
+  constexpr absl::string_view kName = "quantize";
+  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "type", args.type, kQuantizedTypes));
+  return CheckSpans(kName, args.numel,
+                    {Span{"in", args.in, sizeof(float)},
+                     Span{"codes", args.codes, ByteSize(args.type), true},
+                     OfNumel(LeafCount(args.numel),
+                             {"scales", args.scales, sizeof(float), true})});
+}
+
+absl::Status Quantize(const Kernel& kernel, ThreadPool& pool,
+                      const QuantizeArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->quantize({end - begin, args.in + begin,
+                                 Advance(args.codes, args.type, begin),
+                                 args.scales + begin / kLeafNumel, args.type});
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CheckArgs(const DequantizeArgs& args) {
+  constexpr absl::string_view kName = "dequantize";
+  ONEPASS_RETURN_IF_ERROR(CheckType(kName, "type", args.type, kQuantizedTypes));
+  return CheckSpans(
+      kName, args.numel,
+      {Span{"codes", args.codes, ByteSize(args.type)},
+       OfNumel(LeafCount(args.numel), {"scales", args.scales, sizeof(float)}),
+       Span{"out", args.out, sizeof(float), true}});
+}
+
+absl::Status Dequantize(const Kernel& kernel, ThreadPool& pool,
+                        const DequantizeArgs& args) {
+  ONEPASS_RETURN_IF_ERROR(CheckArgs(args));
+  pool.ParallelFor(args.numel, kLeafNumel, [&](int64_t begin, int64_t end) {
+    kernel.operations->dequantize(
+        {end - begin, Advance(args.codes, args.type, begin),
+         args.scales + begin / kLeafNumel, args.out + begin, args.type});
+  });
+  return absl::OkStatus();
+}
+
 }  // namespace onepass

@@ -51,6 +51,8 @@ absl::Status CheckArgs(const SquaredNormArgs& args);
 absl::Status CheckArgs(const AbsMaxArgs& args);
 absl::Status CheckArgs(const SplitRemainderArgs& args);
 absl::Status CheckArgs(const JoinRemainderArgs& args);
+absl::Status CheckArgs(const QuantizeArgs& args);
+absl::Status CheckArgs(const DequantizeArgs& args);
 absl::Status CheckArgs(const SumLeavesArgs& args);
 
 absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
@@ -86,6 +88,13 @@ absl::Status SplitRemainder(const Kernel& kernel, ThreadPool& pool,
 
 absl::Status JoinRemainder(const Kernel& kernel, ThreadPool& pool,
                            const JoinRemainderArgs& args);
+
+// Scales that are not finite are no error.
+absl::Status Quantize(const Kernel& kernel, ThreadPool& pool,
+                      const QuantizeArgs& args);
+
+absl::Status Dequantize(const Kernel& kernel, ThreadPool& pool,
+                        const DequantizeArgs& args);
 
 }  // namespace onepass
 

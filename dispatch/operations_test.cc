@@ -408,6 +408,36 @@ TEST(OperationsRefusalTest, SplitAndJoinRemainder) {
       .TryAll();
 }
 
+TEST(OperationsRefusalTest, QuantizeAndDequantize) {
+  for (DType type : {kF16, kE4M3}) {
+    using In = QuantizeArgs;
+    In in = {};
+    in.type = type;
+    Refusals<In> quantize("quantize", in,
+                          {Field<In, &In::in>("in", kF32, false),
+                           Field<In, &In::codes>("codes", type, true),
+                           Field<In, &In::scales>("scales", kF32, true, 1)},
+                          Quantize);
+    quantize.TryAll();
+    using Out = DequantizeArgs;
+    Out out = {};
+    out.type = type;
+    Refusals<Out> dequantize(
+        "dequantize", out,
+        {Field<Out, &Out::codes>("codes", type, false),
+         Field<Out, &Out::scales>("scales", kF32, false, 1),
+         Field<Out, &Out::out>("out", kF32, true)},
+        Dequantize);
+    dequantize.TryAll();
+    for (DType bad : {kF32, kBF16}) {
+      const std::string problem =
+          std::string("type is ") + Name(bad) + ", expected fp16, e4m3";
+      quantize.Refused([bad](In& a) { a.type = bad; }, problem);
+      dequantize.Refused([bad](Out& a) { a.type = bad; }, problem);
+    }
+  }
+}
+
 // The sums of kNumel elements, which are less than a leaf.
 template <typename Args>
 SpanField<Args> LeafSumsField() {
@@ -612,6 +642,16 @@ class Workload {
                         {n, x_.data(), high_.data(), low_.data()}));
     then(JoinRemainder(kernel, pool,
                        {n, high_.data(), low_.data(), joined_.data()}));
+    for (DType type : {kF16, kE4M3}) {
+      const bool is_half = type == kF16;
+      void* const codes =
+          is_half ? static_cast<void*>(half_codes_.data()) : byte_codes_.data();
+      std::vector<float>& scales = is_half ? half_scales_ : byte_scales_;
+      then(Quantize(kernel, pool, {n, x_.data(), codes, scales.data(), type}));
+      then(Dequantize(kernel, pool,
+                      {n, codes, scales.data(),
+                       (is_half ? of_halves_ : of_bytes_).data(), type}));
+    }
     return status;
   }
 
@@ -631,6 +671,12 @@ class Workload {
     EXPECT_TRUE(Same(low_, other.low_)) << "split_remainder remainder";
     EXPECT_TRUE(Same(joined_, other.joined_)) << "join_remainder";
     EXPECT_TRUE(Same(joined_, other.x_)) << "join_remainder does not invert";
+    EXPECT_TRUE(Same(half_codes_, other.half_codes_)) << "quantize to fp16";
+    EXPECT_TRUE(Same(half_scales_, other.half_scales_)) << "its scales";
+    EXPECT_TRUE(Same(of_halves_, other.of_halves_)) << "dequantize of fp16";
+    EXPECT_TRUE(Same(byte_codes_, other.byte_codes_)) << "quantize to e4m3";
+    EXPECT_TRUE(Same(byte_scales_, other.byte_scales_)) << "its scales";
+    EXPECT_TRUE(Same(of_bytes_, other.of_bytes_)) << "dequantize of e4m3";
     EXPECT_EQ(sum_, other.sum_) << "squared_norm";
     EXPECT_EQ(mean_sum_, other.mean_sum_) << "accumulate's norm";
     EXPECT_EQ(mean_sum_, other.stored_mean_sum_) << "not of what is stored";
@@ -641,7 +687,9 @@ class Workload {
   // That outputs were written at all.
   bool Wrote() const {
     return copy_.back() != 0 && mean_.back() != 0 && scaled_.back() != 0 &&
-           absmax_.back() != 0 && high_.back() != 0 && sum_.Total() != 0;
+           absmax_.back() != 0 && high_.back() != 0 && sum_.Total() != 0 &&
+           half_scales_.back() != 0 && byte_scales_.back() != 0 &&
+           of_halves_ != zeros_ && of_bytes_ != zeros_;
   }
 
  private:
@@ -662,6 +710,12 @@ class Workload {
   std::vector<int16_t> low_ = std::vector<int16_t>(kLongNumel);
   std::vector<uint8_t> narrow_ = std::vector<uint8_t>(kLongNumel);
   std::vector<float> absmax_ = std::vector<float>(LeafCount(kLongNumel));
+  std::vector<uint16_t> half_codes_ = std::vector<uint16_t>(kLongNumel);
+  std::vector<uint8_t> byte_codes_ = std::vector<uint8_t>(kLongNumel);
+  std::vector<float> half_scales_ = absmax_, byte_scales_ = absmax_;
+  std::vector<float> of_halves_ = std::vector<float>(kLongNumel);
+  std::vector<float> of_bytes_ = std::vector<float>(kLongNumel);
+  const std::vector<float> zeros_ = std::vector<float>(kLongNumel);
   NormSum sum_, mean_sum_, stored_mean_sum_;
 };
 

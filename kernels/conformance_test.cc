@@ -510,6 +510,46 @@ TEST_P(ConformanceTest, Remainder) {
   }
 }
 
+TEST_P(ConformanceTest, Quantize) {
+  Values values(8);
+  Twin in, codes, scales, out;
+  for (DType type : {DType::kFloat16, DType::kFloat8E4M3}) {
+    for (Range range : {Range::kWhole, Range::kModerate}) {
+      for (const Layout& layout : Layouts(4)) {
+        const int64_t n = layout.numel;
+        SCOPED_TRACE(testing::Message() << Name(type) << ", numel " << n);
+        in.Place(n, DType::kFloat32, layout.gaps[0]);
+        codes.Place(n, type, layout.gaps[1]);
+        scales.Place(LeafCount(n), DType::kFloat32, layout.gaps[2]);
+        out.Place(n, DType::kFloat32, layout.gaps[3]);
+        in.Fill(values, range);
+        codes.Poison();
+        scales.Poison();
+        out.Poison();
+        tested().quantize({n, AsFloat(in.data()), codes.data(),
+                           AsFloat(scales.data()), type});
+        scalar().quantize({n, AsFloat(in.expected()), codes.expected(),
+                           AsFloat(scales.expected()), type});
+        ASSERT_TRUE(codes.Same());
+        ASSERT_TRUE(scales.Same());
+        ASSERT_TRUE(in.Same());
+        // Any codes and scales, too.
+        if (range == Range::kWhole) {
+          codes.Fill(values, range);
+          scales.Fill(values, range);
+        }
+        tested().dequantize({n, codes.data(), AsFloat(scales.data()),
+                             AsFloat(out.data()), type});
+        scalar().dequantize({n, codes.expected(), AsFloat(scales.expected()),
+                             AsFloat(out.expected()), type});
+        ASSERT_TRUE(out.Same());
+        ASSERT_TRUE(codes.Same());
+        ASSERT_TRUE(scales.Same());
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, ConformanceTest,
                          testing::ValuesIn(RunnableKernels()), KernelName);
 

@@ -108,6 +108,23 @@ std::vector<unsigned char> RunAll(const KernelOperations& kernel) {
   keep(sums);
   kernel.absmax({kNumel, x.data(), largest.data(), DType::kFloat32});
   keep(largest);
+  for (DType type : {DType::kFloat16, DType::kFloat8E4M3}) {
+    std::vector<float> scales(LeafCount(kNumel));
+    std::vector<uint16_t> codes(kNumel);
+    // By a scale that is normal, then by one that is not; read by one that no
+    // leaf gets, which an environment may take for zero.
+    constexpr uint32_t kSubnormal = 0x00400000;
+    for (const auto* values : {&y, &x}) {
+      kernel.quantize(
+          {kNumel, values->data(), codes.data(), scales.data(), type});
+      keep(codes);
+      keep(scales);
+      for (float& scale : scales) std::memcpy(&scale, &kSubnormal, 4);
+      kernel.dequantize(
+          {kNumel, codes.data(), scales.data(), out.data(), type});
+      keep(out);
+    }
+  }
   return results;
 }
 

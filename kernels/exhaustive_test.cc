@@ -1,6 +1,7 @@
 // Casts and remainders over all their inputs: 2^32 fp32 patterns (every
 // LongTestStride()-th outside the default configuration), 2^16 and 2^8 codes,
-// held to the definition of the formats rather than to another implementation.
+// held to the definition of the formats rather than to another implementation;
+// and so are codes with scales, over leaves of all magnitudes.
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -313,6 +315,178 @@ TEST(RemainderTest, DiffersFromCastWhereDocumented) {
   EXPECT_EQ(32640, different);
   EXPECT_EQ(131070, hidden);
 }
+
+// --- Codes with a scale for each leaf, by their definition in double. ---
+
+class QuantizeTest : public testing::TestWithParam<DType> {
+ protected:
+  const Format& format() const {
+    for (const Format& format : kFormats) {
+      if (format.type == GetParam()) return format;
+    }
+    return kFormats[0];
+  }
+  double largest_code() const {
+    return GetParam() == DType::kFloat16 ? 32752 : 448;
+  }
+
+  // `x` is written as codes and read again on all kernels, and held to the
+  // definition.
+  void Check(const std::vector<float>& x) const;
+
+ private:
+  struct Expected {
+    std::vector<float> scales;
+    std::vector<uint32_t> codes;
+    std::vector<float> values;
+  };
+  Expected Define(const std::vector<float>& x) const;
+};
+
+QuantizeTest::Expected QuantizeTest::Define(const std::vector<float>& x) const {
+  Expected expected;
+  for (size_t begin = 0; begin < x.size(); begin += kLeafNumel) {
+    const size_t end =
+        std::min(x.size(), begin + static_cast<size_t>(kLeafNumel));
+    double largest = 0;
+    bool finite = true;
+    bool nan = false;
+    for (size_t i = begin; i < end; ++i) {
+      largest = std::max(largest, std::fabs(double{x[i]}));
+      finite &= std::isfinite(x[i]);
+      nan |= std::isnan(x[i]);
+    }
+    // The quotient of floats is rounded to float the same by way of double.
+    float scale = static_cast<float>(largest / largest_code());
+    if (!finite) {
+      scale = nan ? std::numeric_limits<float>::quiet_NaN()
+                  : std::numeric_limits<float>::infinity();
+    }
+    const bool zeros = scale < std::numeric_limits<float>::min();
+    if (zeros) scale = 1;
+    expected.scales.push_back(scale);
+    for (size_t i = begin; i < end; ++i) {
+      const float ratio = static_cast<float>(double{x[i]} / scale);
+      uint32_t code = format().canonical_nan;
+      double value = std::numeric_limits<double>::quiet_NaN();
+      if (zeros) {
+        code = 0;
+        value = 0;
+      } else if (!std::isnan(ratio)) {
+        const double magnitude = std::fabs(double{ratio});
+        code = NearestEven(format(), magnitude).Encode(magnitude);
+        value = format().Value(code);
+        if (std::signbit(ratio)) {
+          code |= 1u << format().sign_shift;
+          value = -value;
+        }
+      }
+      expected.codes.push_back(code);
+      expected.values.push_back(static_cast<float>(value * scale));
+    }
+  }
+  return expected;
+}
+
+void QuantizeTest::Check(const std::vector<float>& x) const {
+  const Expected expected = Define(x);
+  const int64_t n = static_cast<int64_t>(x.size());
+  const bool bytes = ByteSize(GetParam()) == 1;
+  for (const Kernel* kernel : RunnableKernels()) {
+    SCOPED_TRACE(kernel->name);
+    std::vector<uint16_t> wide(n, 0x5e5e);
+    std::vector<uint8_t> narrow(n, 0x5e);
+    void* const codes = bytes ? static_cast<void*>(narrow.data()) : wide.data();
+    std::vector<float> scales(LeafCount(n), -1);
+    std::vector<float> values(n, -1);
+    kernel->operations->quantize(
+        {n, x.data(), codes, scales.data(), GetParam()});
+    kernel->operations->dequantize(
+        {n, codes, scales.data(), values.data(), GetParam()});
+    auto bits = [](float value) {
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      return std::isnan(value) ? 0x7fc00000 : bits;
+    };
+    for (int64_t leaf = 0; leaf < LeafCount(n); ++leaf) {
+      ASSERT_EQ(bits(scales[leaf]), bits(expected.scales[leaf]))
+          << "leaf " << leaf << " has scale " << scales[leaf] << ", expected "
+          << expected.scales[leaf];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      ASSERT_EQ(bytes ? narrow[i] : wide[i], expected.codes[i])
+          << "element " << i << " of " << n << ", " << x[i] << " by "
+          << scales[i / kLeafNumel];
+      ASSERT_EQ(bits(values[i]), bits(expected.values[i]))
+          << "element " << i << " of " << n << ", " << x[i] << " by "
+          << scales[i / kLeafNumel];
+    }
+  }
+}
+
+// Magnitudes up to `largest`, of some 40 powers of two, and zeros.
+std::vector<float> ValuesUpTo(float largest, size_t numel) {
+  std::mt19937 random(5);
+  std::vector<float> x(numel);
+  for (float& value : x) {
+    const uint32_t bits = random();
+    value = std::ldexp(largest * static_cast<float>(bits >> 8) * 0x1p-24f,
+                       -static_cast<int>(bits & 0x7f) / 3);
+    if ((bits & 0x80) != 0) value = -value;
+    if ((bits & 0xf00) == 0) value = std::copysign(0.0f, value);
+  }
+  if (numel > 0) x[random() % numel] = -largest;
+  return x;
+}
+
+TEST_P(QuantizeTest, AnyLength) {
+  for (const size_t numel : {0, 1, 15, 4095, 4096, 4097, 3 * 4096 + 37}) {
+    SCOPED_TRACE(numel);
+    Check(ValuesUpTo(1.5f, numel));
+  }
+}
+
+TEST_P(QuantizeTest, AnyMagnitude) {
+  constexpr float kLeastNormal = std::numeric_limits<float>::min();
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const float least_with_scale =
+      static_cast<float>(largest_code()) * kLeastNormal;
+  std::vector<float> magnitudes = {
+      0,
+      std::numeric_limits<float>::denorm_min(),
+      kLeastNormal,
+      std::nextafter(least_with_scale, 0.0f),
+      std::nextafter(std::nextafter(least_with_scale, 0.0f), 0.0f),
+      least_with_scale,
+      std::nextafter(least_with_scale, 1.0f),
+      std::nextafter(kLargest, 0.0f),
+      kLargest};
+  for (int exponent = -140; exponent < 128; exponent += 9) {
+    magnitudes.push_back(std::ldexp(1.2345679f, exponent));
+  }
+  // Each in a leaf of its own.
+  std::vector<float> x;
+  for (const float magnitude : magnitudes) {
+    SCOPED_TRACE(magnitude);
+    const std::vector<float> leaf = ValuesUpTo(magnitude, kLeafNumel);
+    x.insert(x.end(), leaf.begin(), leaf.end());
+  }
+  Check(x);
+}
+
+TEST_P(QuantizeTest, ALeafThatIsNotFiniteShowsInItsScaleAlone) {
+  std::vector<float> x = ValuesUpTo(3, 4 * kLeafNumel);
+  x[kLeafNumel + 17] = -std::numeric_limits<float>::infinity();
+  x[2 * kLeafNumel + 1] = std::numeric_limits<float>::infinity();
+  x[3 * kLeafNumel - 1] = -std::numeric_limits<float>::quiet_NaN();
+  Check(x);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, QuantizeTest,
+                         testing::Values(DType::kFloat16, DType::kFloat8E4M3),
+                         [](const testing::TestParamInfo<DType>& info) {
+                           return std::string(Name(info.param));
+                         });
 
 }  // namespace
 }  // namespace onepass

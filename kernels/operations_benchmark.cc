@@ -269,6 +269,37 @@ void RegisterJoinRemainder(const BenchmarkPlan& plan, const Kernel& kernel) {
            });
 }
 
+void RegisterQuantize(const BenchmarkPlan& plan, const Kernel& kernel,
+                      DType type) {
+  Register(plan, absl::StrCat("quantize/", kernel.name, "/", Name(type)),
+           4 + ByteSize(type),
+           [&kernel, type](int64_t numel, RandomArrays& arrays) {
+             QuantizeArgs args;
+             args.numel = numel;
+             args.in = arrays.Add<float>(DType::kFloat32, numel);
+             args.codes = arrays.Add(type, numel);
+             args.scales = arrays.Add<float>(DType::kFloat32, LeafCount(numel));
+             args.type = type;
+             return [&kernel, args] { kernel.operations->quantize(args); };
+           });
+}
+
+void RegisterDequantize(const BenchmarkPlan& plan, const Kernel& kernel,
+                        DType type) {
+  Register(plan, absl::StrCat("dequantize/", kernel.name, "/", Name(type)),
+           4 + ByteSize(type),
+           [&kernel, type](int64_t numel, RandomArrays& arrays) {
+             DequantizeArgs args;
+             args.numel = numel;
+             args.codes = arrays.Add(type, numel);
+             args.scales = static_cast<float*>(
+                 arrays.AddPositive(DType::kFloat32, LeafCount(numel)));
+             args.out = arrays.Add<float>(DType::kFloat32, numel);
+             args.type = type;
+             return [&kernel, args] { kernel.operations->dequantize(args); };
+           });
+}
+
 void RegisterAll(const BenchmarkPlan& plan, const Kernel& kernel) {
   for (DType grad : kWideTypes) {
     for (DType moments : kFloat32AndBFloat16) {
@@ -291,6 +322,10 @@ void RegisterAll(const BenchmarkPlan& plan, const Kernel& kernel) {
   for (DType type : kWideTypes) RegisterAbsMax(plan, kernel, type);
   RegisterSplitRemainder(plan, kernel);
   RegisterJoinRemainder(plan, kernel);
+  for (DType type : {DType::kFloat16, DType::kFloat8E4M3}) {
+    RegisterQuantize(plan, kernel, type);
+    RegisterDequantize(plan, kernel, type);
+  }
 }
 
 }  // namespace

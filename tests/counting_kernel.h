@@ -28,10 +28,12 @@ struct OperationCounter {
   std::atomic<int64_t> absmax{0};
   std::atomic<int64_t> split_remainder{0};
   std::atomic<int64_t> join_remainder{0};
+  std::atomic<int64_t> quantize{0};
+  std::atomic<int64_t> dequantize{0};
 
   int64_t Total() const {
     return adam_step + accumulate + scale + cast + squared_norm + absmax +
-           split_remainder + join_remainder;
+           split_remainder + join_remainder + quantize + dequantize;
   }
 };
 
@@ -87,6 +89,14 @@ inline constexpr KernelOperations kOperations = {
     [](const JoinRemainderArgs& args) {
       ++OperationCounts<slot>().join_remainder;
       Base<slot>()->join_remainder(args);
+    },
+    [](const QuantizeArgs& args) {
+      ++OperationCounts<slot>().quantize;
+      Base<slot>()->quantize(args);
+    },
+    [](const DequantizeArgs& args) {
+      ++OperationCounts<slot>().dequantize;
+      Base<slot>()->dequantize(args);
     },
 };
 

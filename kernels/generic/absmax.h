@@ -16,19 +16,25 @@
 namespace onepass {
 namespace generic {
 
+// Of elements [begin, end) of x, at most a leaf: the bits of a float.
+template <typename T, DType type>
+ONEPASS_INLINE uint32_t LeafAbsMax(const void* x, int64_t begin, int64_t end) {
+  auto largest = T::ZeroU32();
+  ForEachVector<T>(
+      end - begin, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
+        const auto bits = T::Bits(Load<T, type>(x, begin + i, lanes));
+        largest = T::Max(largest, T::And(bits, T::SetU32(kF32AbsMask)));
+      });
+  const uint32_t bits = T::ReduceMax(largest);
+  return bits > kF32Infinity ? kF32CanonicalNaN : bits;
+}
+
 template <typename T, DType type>
 [[gnu::noinline]] void AbsMaxLoop(const AbsMaxArgs& args) {
   const ScopedFpEnvironment fp;
   const AbsMaxArgs a = args;
   ForEachLeaf(a.numel, [&](int64_t leaf, int64_t begin, int64_t end) {
-    auto largest = T::ZeroU32();
-    ForEachVector<T>(
-        end - begin, [&](int64_t i, auto lanes) ONEPASS_LAMBDA_INLINE {
-          const auto bits = T::Bits(Load<T, type>(a.x, begin + i, lanes));
-          largest = T::Max(largest, T::And(bits, T::SetU32(kF32AbsMask)));
-        });
-    uint32_t bits = T::ReduceMax(largest);
-    if (bits > kF32Infinity) bits = kF32CanonicalNaN;
+    const uint32_t bits = LeafAbsMax<T, type>(a.x, begin, end);
     __builtin_memcpy(&a.leaf_absmax[leaf], &bits, sizeof(bits));
   });
 }

@@ -87,6 +87,7 @@
 #include "kernels/generic/adam_step.h"
 #include "kernels/generic/cast.h"
 #include "kernels/generic/loop.h"
+#include "kernels/generic/quantize.h"
 #include "kernels/generic/remainder.h"
 #include "kernels/generic/scale.h"
 #include "kernels/generic/squared_norm.h"
@@ -111,6 +112,8 @@ constexpr KernelOperations MakeOperations() {
   operations.absmax = &AbsMax<T>;
   operations.split_remainder = &SplitRemainder<T>;
   operations.join_remainder = &JoinRemainder<T>;
+  operations.quantize = &Quantize<T>;
+  operations.dequantize = &Dequantize<T>;
   operations.streams_copies = T::kStreams;
   return operations;
 }
