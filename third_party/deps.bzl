@@ -15,6 +15,7 @@ load("//third_party/cli11:archive.bzl", CLI11 = "ARCHIVE")
 load("//third_party/com_github_google_benchmark:archive.bzl", COM_GITHUB_GOOGLE_BENCHMARK = "ARCHIVE")
 load("//third_party/com_google_absl:archive.bzl", COM_GOOGLE_ABSL = "ARCHIVE")
 load("//third_party/com_google_googletest:archive.bzl", COM_GOOGLE_GOOGLETEST = "ARCHIVE")
+load("//third_party/com_google_protobuf:archive.bzl", COM_GOOGLE_PROTOBUF = "ARCHIVE")
 load("//third_party/eigen:archive.bzl", EIGEN = "ARCHIVE")
 load("//third_party/nlohmann_json:archive.bzl", NLOHMANN_JSON = "ARCHIVE")
 load("//third_party/open_mpi:installed.bzl", "installed_open_mpi")
@@ -27,6 +28,7 @@ _ARCHIVES = {
     "com_github_google_benchmark": COM_GITHUB_GOOGLE_BENCHMARK,
     "com_google_absl": COM_GOOGLE_ABSL,
     "com_google_googletest": COM_GOOGLE_GOOGLETEST,
+    "com_google_protobuf": COM_GOOGLE_PROTOBUF,
     "eigen": EIGEN,
     "nlohmann_json": NLOHMANN_JSON,
     "platforms": PLATFORMS,
@@ -34,7 +36,14 @@ _ARCHIVES = {
 }
 
 # Upstream has no BUILD file for Bazel 4, or none that builds only what is used here.
-_WITH_PACKAGE_FILE = ["cli11", "com_github_google_benchmark", "eigen", "nlohmann_json", "xxhash"]
+_WITH_PACKAGE_FILE = [
+    "cli11",
+    "com_github_google_benchmark",
+    "com_google_protobuf",
+    "eigen",
+    "nlohmann_json",
+    "xxhash",
+]
 
 # What later versions have and the pinned one lacks.
 _APPENDED = {
