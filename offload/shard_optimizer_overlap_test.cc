@@ -340,12 +340,28 @@ TEST_F(TraceTest, ThreePassesHaveSpansOfTheirOwn) {
   const absl::StatusOr<StepReport> report = rig.Step(1, AllGradients);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(Count(TraceRow::kGradients, "gradient"), 2 * 6);
+  // Of the four shards that have a part on the CPU, each micro-batch.
+  EXPECT_EQ(Count(TraceRow::kHost, "sum"), 2 * 4);
+  EXPECT_EQ(Numel(TraceRow::kHost, "sum"), 2 * report->cpu_numel);
+  EXPECT_EQ(Count(TraceRow::kHost, "widen"), 0);
   EXPECT_EQ(Count(TraceRow::kHost, "scale"), 1);  // a sub-group
   EXPECT_EQ(Count(TraceRow::kHost, "update"), report->pieces);
   EXPECT_EQ(Count(TraceRow::kHost, "cast"), report->pieces);
   EXPECT_EQ(Count(TraceRow::kCopies, "copy"), report->pieces);
   EXPECT_EQ(Count(TraceRow::kHost, "wait for gradients"),
             1 + report->gradient_waits);
+}
+
+TEST_F(TraceTest, WideningIsAPassOfItsOwn) {
+  config_.options.path = StepPath::kSeparate;
+  config_.options.grad_type = kBF16;
+  Rig rig(config_);
+  ASSERT_TRUE(rig.Create().ok());
+  ASSERT_TRUE(rig.optimizer().SetTrace(&trace_).ok());
+  ASSERT_TRUE(rig.Step(1, AllGradients).ok());
+  EXPECT_EQ(Count(TraceRow::kHost, "sum"), 0);
+  EXPECT_EQ(Count(TraceRow::kHost, "widen"), 1);  // a sub-group
+  EXPECT_EQ(Numel(TraceRow::kHost, "widen"), Numel(TraceRow::kHost, "scale"));
 }
 
 TEST_F(TraceTest, ChangesNoBitAndEnds) {
@@ -384,31 +400,84 @@ TEST_F(TraceTest, HasTheGradientsOfASkippedStep) {
   EXPECT_EQ(trace_.spans.size(), 7u);
 }
 
-TEST_F(TraceTest, CopiesOverlapUpdates) {
-  config_.options.cpu_ratio = 1;
-  config_.options.piece_numel = 2 * kLeafNumel;
-  config_.device.link_bytes_per_s = 2e6;  // 8 ms for a piece
+// Spans in the order in which they were, with one copy for each update.
+struct Pipeline {
+  std::vector<TraceSpan> updates;
+  std::vector<TraceSpan> copies;
+};
+
+class PipelineTraceTest : public TraceTest {
+ protected:
+  PipelineTraceTest() {
+    // Whole pieces, whose copies take 4 ms.
+    config_.numels = {kPieces * kLeafNumel};
+    config_.options.piece_numel = kLeafNumel;
+    config_.options.cpu_ratio = 1;
+    config_.device.link_bytes_per_s = 2e6;
+  }
+
+  void TraceStep(Rig& rig, int64_t step, Pipeline& pipeline) {
+    trace_.spans.clear();
+    pipeline = {};
+    ASSERT_TRUE(rig.Step(step, AllGradients).ok());
+    for (const TraceSpan& span : trace_.spans) {
+      if (span.name == absl::string_view("update")) {
+        pipeline.updates.push_back(span);
+      } else if (span.name == absl::string_view("copy")) {
+        pipeline.copies.push_back(span);
+      }
+    }
+    ASSERT_EQ(static_cast<int>(pipeline.updates.size()), kPieces);
+    ASSERT_EQ(static_cast<int>(pipeline.copies.size()), kPieces);
+  }
+
+  static constexpr int kPieces = 10;
+};
+
+TEST_F(PipelineTraceTest, UpdatesLieInCopiesOfPiecesBefore) {
   Rig rig(config_);
   ASSERT_TRUE(rig.Create().ok());
   ASSERT_TRUE(rig.optimizer().SetTrace(&trace_).ok());
-  // The host may be kept from going on for a whole piece, but not for all.
-  int64_t overlaps = 0;
-  for (int64_t step = 1; step <= 20 && overlaps == 0; ++step) {
-    trace_.spans.clear();
-    ASSERT_TRUE(rig.Step(step, AllGradients).ok());
-    for (const TraceSpan& update : trace_.spans) {
-      if (update.row != TraceRow::kHost ||
-          absl::string_view(update.name) != "update") {
-        continue;
-      }
-      for (const TraceSpan& copy : trace_.spans) {
-        overlaps += copy.row == TraceRow::kCopies &&
-                    std::max(copy.begin_s, update.begin_s) <
-                        std::min(copy.end_s, update.end_s);
+  // The host may be kept from going on for some pieces, but not in all steps.
+  int most = 0;
+  for (int64_t step = 1; step <= 20 && most <= kPieces / 2; ++step) {
+    Pipeline pipeline;
+    ASSERT_NO_FATAL_FAILURE(TraceStep(rig, step, pipeline));
+    int inside = 0;
+    for (int i = 1; i < kPieces; ++i) {
+      const TraceSpan& update = pipeline.updates[i];
+      inside += std::any_of(
+          pipeline.copies.begin(), pipeline.copies.begin() + i,
+          [&](const TraceSpan& copy) {
+            return copy.begin_s <= update.begin_s && update.end_s <= copy.end_s;
+          });
+    }
+    most = std::max(most, inside);
+  }
+  EXPECT_GT(most, kPieces / 2);
+}
+
+// With one buffer each piece waits for the copy of the one before.
+TEST_F(PipelineTraceTest, OneBufferOverlapsNothing) {
+  config_.options.staging_buffers = 1;
+  config_.device.link_bytes_per_s = 20e6;  // 0.4 ms for a piece
+  Rig rig(config_);
+  ASSERT_TRUE(rig.Create().ok());
+  for (int64_t step = 1; step <= 20; ++step) {
+    // The clocks are set anew.
+    ASSERT_TRUE(rig.optimizer().SetTrace(&trace_).ok());
+    Pipeline pipeline;
+    ASSERT_NO_FATAL_FAILURE(TraceStep(rig, step, pipeline));
+    for (int i = 0; i < kPieces; ++i) {
+      // The clocks are read within some microseconds of one another.
+      EXPECT_LE(pipeline.updates[i].end_s, pipeline.copies[i].begin_s + 1e-4)
+          << "step " << step << ", piece " << i;
+      if (i > 0) {
+        EXPECT_LE(pipeline.copies[i - 1].end_s, pipeline.updates[i].begin_s)
+            << "step " << step << ", piece " << i;
       }
     }
   }
-  EXPECT_GT(overlaps, 0);
 }
 
 }  // namespace

@@ -18,9 +18,11 @@ enum class TraceRow : uint8_t { kHost, kGradients, kCopies, kDevice };
 
 struct TraceSpan {
   TraceRow row;
-  // "gradient", "update", "copy", "wait for a buffer", ...: a literal.
+  // "gradient", "sum", "update", "copy", "wait for a buffer", ...: a literal.
   const char* name;
-  // Since tracing began. Of a stream, by the device's clock.
+  // Since tracing began. Of a stream, by the device's clock, to which the
+  // host's was set then: what the host did after waiting for a stream comes
+  // after it.
   double begin_s;
   double end_s;
   int64_t numel;  // that it is about; 0 for none
