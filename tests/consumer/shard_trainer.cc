@@ -134,14 +134,14 @@ class Shared {
 absl::Status Train(int rank, const onepass::Kernel& kernel, Shared& shared) {
   ASSIGN_OR_RETURN(pool, onepass::ThreadPool::Create({/*threads=*/1}));
   ASSIGN_OR_RETURN(device, onepass::HostDevice::Create(kernel));
-  // What the stream copies outlives it.
-  float means[kParameters][kNumelOfRank];
-  ASSIGN_OR_RETURN(stream, device->CreateStream());
 
   // On the device, of this rank's rows: weights in bf16, gradients in fp32.
   const int first_row = rank * kRowsOfRank;
   onepass::DeviceBuffer weights[kParameters];
   onepass::DeviceBuffer gradients[kParameters];
+  float means[kParameters][kNumelOfRank];
+  // What a stream copies outlives it, also where an error ends the function.
+  ASSIGN_OR_RETURN(stream, device->CreateStream());
   std::vector<onepass::Shard> shards(kParameters);
   for (int p = 0; p < kParameters; ++p) {
     ASSIGN_OR_RETURN(of_weights,
@@ -166,6 +166,7 @@ absl::Status Train(int rank, const onepass::Kernel& kernel, Shared& shared) {
   options.max_norm = 1;
   ASSIGN_OR_RETURN(optimizer, onepass::ShardOptimizer::Create(
                                   {kernel, *device, *pool}, options, shards));
+  bool clipped = false;
 
   for (int step = 1; step <= kSteps; ++step) {
     // All rows of all weights, and the gradient of each rank's samples.
@@ -208,12 +209,15 @@ absl::Status Train(int rank, const onepass::Kernel& kernel, Shared& shared) {
     ASSIGN_OR_RETURN(report, optimizer->Step(input));
     if (report.skipped) return absl::InternalError("a step was skipped");
     shared.factors[rank] = report.factor;
+    clipped |= report.factor < 1;
 
     if (step == kSteps / 2) {
       options.groups[0].lr /= 10;
       RETURN_IF_ERROR(optimizer->SetGroupOptions(0, options.groups[0]));
     }
   }
+
+  if (!clipped) return absl::InternalError("no gradient was clipped");
 
   // Where this rank's fp32 weights are.
   for (int p = 0; p < kParameters; ++p) {
