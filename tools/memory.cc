@@ -14,6 +14,8 @@
 namespace onepass {
 namespace {
 
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
 // The number in a file of one; none where there is no such file or number, as
 // in "max".
 std::optional<int64_t> ReadNumber(const std::string& path) {
@@ -51,30 +53,40 @@ std::optional<int64_t> AvailableBytesOfGroup(const std::string& folder) {
 }
 
 int64_t AvailableBytes() {
-  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-  int64_t available =
+  const int64_t available =
       AvailableBytesOfGroup("/sys/fs/cgroup").value_or(kNoLimit);
-  rlimit limit;
-  const auto mapped_pages = ReadNumber("/proc/self/statm");
-  if (mapped_pages && getrlimit(RLIMIT_AS, &limit) == 0 &&
-      limit.rlim_cur <= static_cast<rlim_t>(kNoLimit)) {
-    const int64_t mapped = *mapped_pages * sysconf(_SC_PAGESIZE);
-    available = std::min(
-        available,
-        std::max<int64_t>(static_cast<int64_t>(limit.rlim_cur) - mapped, 0));
-  }
   const auto kibibytes = ReadNumberOf("/proc/meminfo", "MemAvailable:");
   return kibibytes ? std::min(available, *kibibytes * 1024) : available;
 }
 
+int64_t AvailableBytesOfProcess() {
+  rlimit limit;
+  const auto mapped_pages = ReadNumber("/proc/self/statm");
+  if (!mapped_pages || getrlimit(RLIMIT_AS, &limit) != 0 ||
+      limit.rlim_cur > static_cast<rlim_t>(kNoLimit)) {
+    return kNoLimit;
+  }
+  const int64_t mapped = *mapped_pages * sysconf(_SC_PAGESIZE);
+  return std::max<int64_t>(static_cast<int64_t>(limit.rlim_cur) - mapped, 0);
+}
+
+absl::Status CheckMemory(absl::string_view what, int64_t needed,
+                         int64_t of_process, absl::string_view advice) {
+  const auto check = [&](int64_t bytes, int64_t available) -> absl::Status {
+    if (bytes <= available) return absl::OkStatus();
+    constexpr double kMebibyte = 1 << 20;
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%s needs %.0f MiB of memory%s, %.0f MiB are available; %s", what,
+        bytes / kMebibyte, bytes < needed ? " in each process" : "",
+        available / kMebibyte, advice));
+  };
+  const absl::Status of_host = check(needed, AvailableBytes());
+  return of_host.ok() ? check(of_process, AvailableBytesOfProcess()) : of_host;
+}
+
 absl::Status CheckMemory(absl::string_view what, int64_t needed,
                          absl::string_view advice) {
-  const int64_t available = AvailableBytes();
-  if (needed <= available) return absl::OkStatus();
-  constexpr double kMebibyte = 1 << 20;
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("%s needs %.0f MiB of memory, %.0f MiB are available; %s",
-                      what, needed / kMebibyte, available / kMebibyte, advice));
+  return CheckMemory(what, needed, needed, advice);
 }
 
 }  // namespace onepass

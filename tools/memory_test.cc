@@ -19,6 +19,7 @@ namespace {
 
 TEST(MemoryTest, WhatIsThereIsFine) {
   EXPECT_GT(AvailableBytes(), 0);
+  EXPECT_GT(AvailableBytesOfProcess(), 0);
   EXPECT_TRUE(CheckMemory("nothing", 0, "").ok());
   EXPECT_TRUE(CheckMemory("little", 4096, "").ok());
 }
@@ -69,11 +70,21 @@ TEST(MemoryTest, TheLimitOfTheProcessCounts) {
   rlimit limited = saved;
   limited.rlim_cur = pages * sysconf(_SC_PAGESIZE) + kRoom;
   ASSERT_EQ(setrlimit(RLIMIT_AS, &limited), 0);
-  const int64_t available = AvailableBytes();
-  const absl::Status status = CheckMemory("a run", kRoom + (1 << 20), "less");
+  constexpr int64_t kMore = kRoom + (1 << 20);
+  const int64_t available = AvailableBytesOfProcess();
+  const absl::Status alone = CheckMemory("a run", kMore, "less");
+  // Of several processes each has the limit for itself.
+  const absl::Status of_two = CheckMemory("a run", kMore, kMore / 2, "less");
+  const absl::Status too_much = CheckMemory("a run", 2 * kMore, kMore, "less");
   ASSERT_EQ(setrlimit(RLIMIT_AS, &saved), 0);
   EXPECT_LE(available, kRoom);
-  EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(
+      absl::StartsWith(alone.message(), "a run needs 65 MiB of memory, "))
+      << alone;
+  EXPECT_TRUE(of_two.ok()) << of_two;
+  EXPECT_TRUE(absl::StartsWith(
+      too_much.message(), "a run needs 65 MiB of memory in each process, "))
+      << too_much;
 }
 
 }  // namespace
