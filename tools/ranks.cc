@@ -141,4 +141,19 @@ absl::StatusOr<RankNeighbours> FindNeighbours(Communicator& communicator) {
   return neighbours;
 }
 
+absl::Status CheckSameOnAllRanks(Communicator& communicator,
+                                 absl::string_view what,
+                                 absl::string_view value) {
+  const uint64_t mine = XXH3_64bits(value.data(), value.size());
+  std::vector<uint64_t> all(communicator.size());
+  ONEPASS_RETURN_IF_ERROR(
+      communicator.AllGather(&mine, all.data(), sizeof(mine)));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " has another ", what, " than rank 0"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace onepass

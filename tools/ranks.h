@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "dispatch/communicator.h"
 
 namespace onepass {
@@ -35,6 +36,12 @@ struct RankNeighbours {
 
 // Collective.
 absl::StatusOr<RankNeighbours> FindNeighbours(Communicator& communicator);
+
+// InvalidArgument on all ranks where one gives another `value` than rank 0: it
+// names the first that does, and `what` that is. Collective.
+absl::Status CheckSameOnAllRanks(Communicator& communicator,
+                                 absl::string_view what,
+                                 absl::string_view value);
 
 }  // namespace onepass
 

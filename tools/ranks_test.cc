@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "dispatch/communicator.h"
 #include "gtest/gtest.h"
 
@@ -137,6 +138,26 @@ TEST(RanksTest, ProcessorsOfItsOwnAreNotShared) {
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(RanksTest, AllRanksHearWhoDiffers) {
+  for (const int bad : {-1, 0, 2}) {
+    std::atomic<int> named{0};
+    const absl::Status status =
+        RunThreadRanks(3, [&](Communicator& communicator) {
+          const bool differs = communicator.rank() == bad;
+          const absl::Status same = CheckSameOnAllRanks(
+              communicator, "text", differs ? "abc" : "abd");
+          named += same.message() == absl::StrCat("rank ", bad == 0 ? 1 : bad,
+                                                  " has another text than "
+                                                  "rank 0");
+          return same;
+        });
+    EXPECT_EQ(status.code(), bad < 0 ? absl::StatusCode::kOk
+                                     : absl::StatusCode::kInvalidArgument)
+        << status;
+    EXPECT_EQ(named, bad < 0 ? 0 : 3) << status;
+  }
 }
 
 }  // namespace
