@@ -23,7 +23,9 @@ struct OperationCounter {
   std::atomic<int64_t> adam_step_numel{0};
   std::atomic<int64_t> accumulate{0};
   std::atomic<int64_t> scale{0};
+  std::atomic<int64_t> scale_numel{0};
   std::atomic<int64_t> cast{0};
+  std::atomic<int64_t> cast_numel{0};
   std::atomic<int64_t> squared_norm{0};
   std::atomic<int64_t> absmax{0};
   std::atomic<int64_t> split_remainder{0};
@@ -68,10 +70,12 @@ inline constexpr KernelOperations kOperations = {
     },
     [](const ScaleArgs& args) {
       ++OperationCounts<slot>().scale;
+      OperationCounts<slot>().scale_numel += args.numel;
       Base<slot>()->scale(args);
     },
     [](const CastArgs& args) {
       ++OperationCounts<slot>().cast;
+      OperationCounts<slot>().cast_numel += args.numel;
       Base<slot>()->cast(args);
     },
     [](const SquaredNormArgs& args) {
