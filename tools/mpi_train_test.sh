@@ -63,4 +63,25 @@ grep -q -- '--ranks is 3, and mpirun started 2' "$dir/out" || {
   failures=$((failures + 1))
 }
 
+# expect_refused TEXT COMMAND...: on two ranks it fails, and says TEXT.
+expect_refused() {
+  local text=$1
+  shift
+  if timeout 100 "$mpirun_test" 2 "$@" >"$dir/out" 2>&1 || ! grep -qF -e "$text" "$dir/out"; then
+    echo "$*: succeeded, or does not say '$text':"
+    cat "$dir/out"
+    failures=$((failures + 1))
+  fi
+}
+
+expect_refused '--comm is threads, and mpirun started 2 processes' "$onepass" "${flags[@]}"
+# shellcheck disable=SC2016  # for the ranks to expand
+expect_refused 'rank 1 has another set of --steps, ' "$BASH" -c \
+  'exec "$@" --comm mpi --seed "$OMPI_COMM_WORLD_RANK"' rank "$onepass" "${flags[@]}"
+sed s/1/2/ "$dir/text" >"$dir/text1"
+cp "$dir/text" "$dir/text0"
+# shellcheck disable=SC2016
+expect_refused 'rank 1 has another --text' "$BASH" -c \
+  'exec "$@" --comm mpi --text "$0$OMPI_COMM_WORLD_RANK"' "$dir/text" "$onepass" "${flags[@]:0:1}" "${flags[@]:3}"
+
 exit $((failures != 0))

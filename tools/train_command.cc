@@ -6,19 +6,19 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
@@ -29,9 +29,7 @@
 #include "dispatch/return_if_error.h"
 #include "dispatch/thread_pool.h"
 #include "nlohmann/json.hpp"
-#include "offload/step_trace.h"
 #include "tools/checked_int.h"
-#include "tools/chrome_trace.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/common_flags.h"
@@ -39,6 +37,7 @@
 #include "tools/mpi_rank.h"
 #include "tools/ranks.h"
 #include "tools/select_kernel.h"
+#include "tools/trace_file.h"
 #include "tools/trainer.h"
 
 namespace onepass {
@@ -46,6 +45,9 @@ namespace {
 
 constexpr int64_t kProgressLines = 20;
 constexpr double kGiga = 1e9;
+
+// On a slower link a run would not end.
+constexpr double kLeastLinkGbps = 1e-6;
 
 // Steps of a trace that are kept before they are written, and pieces of them.
 constexpr int64_t kTracedSteps = 50;
@@ -88,49 +90,6 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t bytes) {
   }
   return text;
 }
-
-// The file that --trace names, which ranks write to in turn.
-class TraceWriter {
- public:
-  TraceWriter(std::string path, Communicator& communicator)
-      : path_(std::move(path)), communicator_(communicator) {}
-
-  // Begins the file anew. All functions are collective.
-  absl::Status Begin() {
-    return Append(TraceHead(communicator_.rank()),
-                  communicator_.rank() == 0 ? std::ios::trunc : std::ios::app);
-  }
-  // Adds `events` of each rank.
-  absl::Status Add(const std::string& events) {
-    return Append(events, std::ios::app);
-  }
-  absl::Status End() {
-    return Append(communicator_.rank() == 0 ? std::string(kTraceEnd) : "",
-                  std::ios::app);
-  }
-
- private:
-  absl::Status Append(const std::string& text, std::ios::openmode mode) {
-    for (int turn = 0; turn < communicator_.size(); ++turn) {
-      if (turn == communicator_.rank()) {
-        std::ofstream file(path_, std::ios::binary | mode);
-        file << text;
-        file.close();
-        if (!file) {
-          const absl::Status error = absl::UnavailableError(
-              absl::StrCat("--trace ", path_, ": ", std::strerror(errno)));
-          communicator_.Abort(error.message());
-          return error;
-        }
-      }
-      ONEPASS_RETURN_IF_ERROR(communicator_.Barrier());
-    }
-    return absl::OkStatus();
-  }
-
-  const std::string path_;
-  Communicator& communicator_;
-};
 
 absl::StatusOr<DType> ParsePrecision(const std::string& name) {
   for (const DType type :
@@ -229,10 +188,11 @@ class TrainCommand : public Command {
           "--fused and --separate exclude each other");
     }
     ONEPASS_RETURN_IF_ERROR(CheckThreads(threads_));
-    if (!(link_gbps_ >= 0) || !std::isfinite(link_gbps_ * kGiga)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--link_gbps is ", link_gbps_,
-                       ", expected a finite number of at least 0"));
+    if (link_gbps_ != 0 && (!(link_gbps_ >= kLeastLinkGbps) ||
+                            !std::isfinite(link_gbps_ * kGiga))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--link_gbps is ", link_gbps_,
+          ", expected 0 or a finite number of at least ", kLeastLinkGbps));
     }
     ONEPASS_ASSIGN_OR_RETURN(options_.precision, ParsePrecision(precision_));
     ONEPASS_ASSIGN_OR_RETURN(options_.pin_memory,
@@ -251,6 +211,16 @@ class TrainCommand : public Command {
  private:
   absl::Status RunThreads(const Kernel& kernel, std::ostream& out,
                           std::ostream& err) {
+    // Open MPI's, of each process.
+    const char* const started = std::getenv("OMPI_COMM_WORLD_SIZE");
+    int64_t processes;
+    if (started != nullptr && absl::SimpleAtoi(started, &processes) &&
+        processes > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--comm is threads, and mpirun started ", processes,
+                       " processes, each of which would train by itself: "
+                       "expected --comm mpi"));
+    }
     if (ranks_ < 0 || ranks_ > kMaxThreadRanks) {
       return absl::InvalidArgumentError(
           absl::StrCat("--ranks is ", ranks_, ", expected 0 to ",
@@ -259,9 +229,11 @@ class TrainCommand : public Command {
     const int ranks = std::max(static_cast<int>(ranks_), 1);
     // They share its processors.
     const int threads = ThreadsOfRank(ranks);
+    int64_t text_bytes;
+    ONEPASS_ASSIGN_OR_RETURN(text_bytes, CheckRun(ranks, ranks, /*processes=*/1,
+                                                  /*process_bytes=*/0));
     std::string text;
-    ONEPASS_ASSIGN_OR_RETURN(
-        text, LoadText(ranks, ranks, /*processes=*/1, /*process_bytes=*/0));
+    ONEPASS_ASSIGN_OR_RETURN(text, ReadText(text_, text_bytes));
     return RunThreadRanks(ranks, [&](Communicator& communicator) {
       return TrainRank(communicator, kernel, threads, text, out, err);
     });
@@ -278,19 +250,40 @@ class TrainCommand : public Command {
     }
     RankNeighbours neighbours;
     ONEPASS_ASSIGN_OR_RETURN(neighbours, FindNeighbours(*communicator));
-    std::string text;
+    int64_t text_bytes;
     ONEPASS_ASSIGN_OR_RETURN(
-        text, LoadText(ranks, neighbours.on_host,
-                       /*processes=*/neighbours.on_host, kMpiBytes));
+        text_bytes, CheckRun(ranks, /*of_process=*/1,
+                             /*processes=*/neighbours.on_host, kMpiBytes));
+    // Nobody takes memory that another still looks for.
+    ONEPASS_RETURN_IF_ERROR(communicator->Barrier());
+    std::string text;
+    ONEPASS_ASSIGN_OR_RETURN(text, ReadText(text_, text_bytes));
+    ONEPASS_RETURN_IF_ERROR(
+        CheckSameOnAllRanks(*communicator, "--text (its bytes)", text));
+    ONEPASS_RETURN_IF_ERROR(CheckSameOnAllRanks(
+        *communicator, absl::StrCat("set of ", kSharedFlags), SharedFlags()));
     return TrainRank(*communicator, kernel,
                      ThreadsOfRank(neighbours.on_processors), text, out, err);
   }
 
-  // Checks everything that can be checked without allocating, then reads.
-  // `on_host` of the ranks are on this host, in `processes`, each of which
-  // takes `process_bytes` beside them.
-  absl::StatusOr<std::string> LoadText(int ranks, int on_host, int processes,
-                                       int64_t process_bytes) const {
+  // What all ranks have to agree in, so that they train one model, for the same
+  // steps.
+  static constexpr char kSharedFlags[] =
+      "--steps, --batch, --micro_batches, --context, --embedding, --hidden, "
+      "--layers, --lr, --clip, --seed and --precision";
+  std::string SharedFlags() const {
+    const LanguageModelOptions& model = options_.model;
+    return absl::StrFormat(
+        "%d %d %d %d %d %d %d %a %a %d %s", options_.steps, options_.batch,
+        options_.micro_batches, model.context, model.embedding, model.hidden,
+        model.layers, options_.lr, options_.clip, options_.seed, precision_);
+  }
+
+  // Checks everything that can be checked without allocating, and returns the
+  // bytes of the text. On this host are `processes`, with `of_process` of the
+  // ranks each, which take `process_bytes` beside them.
+  absl::StatusOr<int64_t> CheckRun(int ranks, int of_process, int processes,
+                                   int64_t process_bytes) const {
     const absl::StatusOr<int64_t> text_bytes = TextBytes(text_);
     if (!text_bytes.ok()) return text_bytes.status();
     std::error_code none;
@@ -301,16 +294,16 @@ class TrainCommand : public Command {
     const absl::StatusOr<int64_t> of_rank =
         TrainingBytes(options_, *text_bytes, ranks);
     if (!of_rank.ok()) return of_rank.status();
+    const CheckedInt process =
+        CheckedInt(*of_rank) * of_process + *text_bytes + process_bytes;
     int64_t needed;
-    ONEPASS_ASSIGN_OR_RETURN(
-        needed, (CheckedInt(*of_rank) * on_host +
-                 (CheckedInt(*text_bytes) + process_bytes) * processes)
-                    .Get("bytes of all ranks"));
+    ONEPASS_ASSIGN_OR_RETURN(needed,
+                             (process * processes).Get("bytes of all ranks"));
     ONEPASS_RETURN_IF_ERROR(CheckMemory(
-        "training", needed,
+        "training", needed, needed / processes,
         "lower --hidden, --layers, --context, --embedding, --batch or "
         "--ranks"));
-    return ReadText(text_, *text_bytes);
+    return *text_bytes;
   }
 
   // Where `sharing` ranks run on the same processors.
@@ -332,25 +325,21 @@ class TrainCommand : public Command {
     ONEPASS_ASSIGN_OR_RETURN(device,
                              HostDevice::Create(kernel, device_options));
     // Outlives the trainer, which writes to it.
-    StepTrace trace;
-    std::unique_ptr<Communicator> for_trace;
-    std::optional<TraceWriter> writer;
+    std::unique_ptr<TraceFile> trace;
     if (!trace_.empty()) {
-      ONEPASS_ASSIGN_OR_RETURN(for_trace, communicator.Duplicate());
-      ONEPASS_RETURN_IF_ERROR(writer.emplace(trace_, *for_trace).Begin());
+      ONEPASS_ASSIGN_OR_RETURN(trace, TraceFile::Create(trace_, communicator));
     }
     std::unique_ptr<Trainer> trainer;
     ONEPASS_ASSIGN_OR_RETURN(
         trainer, Trainer::Create({kernel, *device, *pool}, communicator,
                                  options_, text));
-    std::string events;
     // The same on all ranks, which write in turn.
-    const int64_t pieces =
+    const int64_t about_pieces =
         trainer->parameters() / options_.piece_numel + options_.model.layers;
     const int64_t traced_steps =
-        std::clamp<int64_t>(kTracedPieces / pieces, 1, kTracedSteps);
-    if (writer.has_value()) {
-      ONEPASS_RETURN_IF_ERROR(trainer->SetTrace(&trace));
+        std::clamp<int64_t>(kTracedPieces / about_pieces, 1, kTracedSteps);
+    if (trace != nullptr) {
+      ONEPASS_RETURN_IF_ERROR(trainer->SetTrace(trace->spans()));
     }
 
     if (first && !json_) {
@@ -363,19 +352,21 @@ class TrainCommand : public Command {
     const int64_t every = std::max<int64_t>(options_.steps / kProgressLines, 1);
     int64_t skipped = 0;
     bool fused = false;
+    int64_t pieces = 0;  // of this rank
     Interval interval;
     for (int64_t i = 1; i <= options_.steps; ++i) {
       TrainStep step;
       ONEPASS_ASSIGN_OR_RETURN(step, trainer->Step());
-      AppendTraceEvents(communicator.rank(), i, trace.spans, &events);
-      trace.spans.clear();
-      if (writer.has_value() && i % traced_steps == 0) {
-        ONEPASS_RETURN_IF_ERROR(writer->Add(events));
-        events.clear();
+      if (trace != nullptr) {
+        trace->EndStep();
+        if (i % traced_steps == 0) ONEPASS_RETURN_IF_ERROR(trace->Write());
       }
       const StepReport& report = step.report;
-      fused = report.scale_fused && report.copy_fused;
-      if (first && i == 1 && !options_.separate && !report.copy_fused) {
+      pieces = report.pieces;
+      // Where the CPU updates nothing, there is nothing to copy.
+      const bool copy_fused = report.copy_fused || report.cpu_numel == 0;
+      fused = report.scale_fused && copy_fused;
+      if (first && i == 1 && !options_.separate && !copy_fused) {
         err << "copies to the device are not fused: " << report.copy_reason
             << "\n";
       }
@@ -403,6 +394,9 @@ class TrainCommand : public Command {
                                       {"comm", comm_},
                                       {"threads", threads},
                                       {"fused", fused},
+                                      {"pieces", pieces},
+                                      {"pinned_bytes",
+                                       device->pinned_memory().in_use},
                                       {"gathered_peak_bytes",
                                        trainer->gathered().peak},
                                       {"all_gathered_bytes",
@@ -423,10 +417,7 @@ class TrainCommand : public Command {
             trainer->all_gathered_bytes(), digest);
       }
     }
-    if (writer.has_value()) {
-      ONEPASS_RETURN_IF_ERROR(writer->Add(events));
-      ONEPASS_RETURN_IF_ERROR(writer->End());
-    }
+    if (trace != nullptr) ONEPASS_RETURN_IF_ERROR(trace->End());
     if (std::isfinite(bits)) return absl::OkStatus();
     return absl::OutOfRangeError(
         absl::StrCat("training diverged: the held-out loss is ", bits,
@@ -450,6 +441,8 @@ class TrainCommand : public Command {
         steps *
         static_cast<double>(options_.batch * options_.micro_batches * ranks) /
         elapsed;
+    // The optimizer's factor takes the loss scale off, too.
+    const double clip = last.factor * last.loss_scale;
     const double optimizer_ms = 1e3 * interval.optimizer_s / steps;
     if (json_) {
       // A number that is not finite becomes null.
@@ -457,7 +450,7 @@ class TrainCommand : public Command {
                                     {"loss", loss},
                                     {"bits_per_byte", BitsOf(loss)},
                                     {"gradient_norm", last.norm},
-                                    {"clip_factor", last.factor},
+                                    {"clip_factor", clip},
                                     {"loss_scale", last.loss_scale},
                                     {"skipped", skipped},
                                     {"tokens_per_s", tokens_per_s},
@@ -468,8 +461,7 @@ class TrainCommand : public Command {
       out << absl::StreamFormat(
           "step %6d  loss %.4f  bits/byte %.4f  norm %.4f  clip %.4f  "
           "tokens/s %.0f  optimizer %.3f ms%s%s\n",
-          step, loss, BitsOf(loss), last.norm, last.factor, tokens_per_s,
-          optimizer_ms,
+          step, loss, BitsOf(loss), last.norm, clip, tokens_per_s, optimizer_ms,
           last.loss_scale == 1 ? ""
                                : absl::StrCat("  loss scale ", last.loss_scale),
           skipped == 0 ? "" : absl::StrCat("  skipped ", skipped));
