@@ -1,0 +1,104 @@
+#include "checkpoint/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "checkpoint/file_error.h"
+#include "checkpoint/file_handle.h"
+#include "dispatch/return_if_error.h"
+
+namespace onepass {
+
+bool IsPlainName(absl::string_view name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.size() <= kMostNameBytes && !absl::StrContains(name, '/') &&
+         !absl::StrContains(name, '\0');
+}
+
+std::string JoinPath(absl::string_view directory, absl::string_view name) {
+  return absl::StrCat(directory, absl::EndsWith(directory, "/") ? "" : "/",
+                      name);
+}
+
+absl::Status WriteSmallFile(const std::string& path, absl::string_view bytes) {
+  FileHandle file;
+  ONEPASS_ASSIGN_OR_RETURN(file,
+                           FileHandle::Open(path, O_WRONLY | O_CREAT | O_EXCL));
+  ONEPASS_RETURN_IF_ERROR(file.WriteAt(bytes, 0));
+  ONEPASS_RETURN_IF_ERROR(file.Sync());
+  return file.Close();
+}
+
+absl::Status SyncDirectory(const std::string& path) {
+  FileHandle directory;
+  ONEPASS_ASSIGN_OR_RETURN(directory,
+                           FileHandle::Open(path, O_RDONLY | O_DIRECTORY));
+  const absl::Status status = directory.Sync();
+  return absl::IsInvalidArgument(status) ? absl::OkStatus() : status;
+}
+
+absl::StatusOr<InputFile> InputFile::Open(const std::string& path) {
+  const auto not_regular = [&path](absl::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": expected a regular file, is ", what));
+  };
+  // Without O_NONBLOCK, a named pipe would have to have a writer first.
+  auto handle = FileHandle::Open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  struct stat status;
+  if (!handle.ok()) {
+    if (lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode)) {
+      return not_regular("a symbolic link");
+    }
+    return handle.status();
+  }
+  if (fstat(handle->descriptor(), &status) != 0) {
+    return FileError(errno, "fstat", path);
+  }
+  if (S_ISDIR(status.st_mode)) return not_regular("a directory");
+  if (!S_ISREG(status.st_mode)) return not_regular("something else");
+  InputFile file;
+  file.file_ = *std::move(handle);
+  file.size_ = status.st_size;
+  return file;
+}
+
+absl::Status InputFile::ReadAt(int64_t offset, absl::Span<char> data) const {
+  if (offset < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path(), ": offset ", offset, " is below 0"));
+  }
+  const int64_t bytes = data.size();
+  if (offset > size_ || bytes > size_ - offset) {
+    return absl::DataLossError(absl::StrCat(path(), ": ends at offset ", size_,
+                                            ", expected ", bytes,
+                                            " bytes at offset ", offset));
+  }
+  return file_.ReadAt(data, offset);
+}
+
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          int64_t most_bytes) {
+  InputFile file;
+  ONEPASS_ASSIGN_OR_RETURN(file, InputFile::Open(path));
+  if (file.size() > most_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": ", file.size(), " bytes, expected at most ", most_bytes));
+  }
+  std::string bytes(file.size(), '\0');
+  ONEPASS_RETURN_IF_ERROR(file.ReadAt(0, absl::MakeSpan(bytes)));
+  return bytes;
+}
+
+}  // namespace onepass
