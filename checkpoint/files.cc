@@ -1,5 +1,6 @@
 #include "checkpoint/files.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -99,6 +100,25 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
   std::string bytes(file.size(), '\0');
   ONEPASS_RETURN_IF_ERROR(file.ReadAt(0, absl::MakeSpan(bytes)));
   return bytes;
+}
+
+absl::StatusOr<std::vector<std::string>> ListDirectory(
+    const std::string& path) {
+  const auto close_directory = [](DIR* directory) { closedir(directory); };
+  const std::unique_ptr<DIR, decltype(close_directory)> directory(
+      opendir(path.c_str()), close_directory);
+  if (directory == nullptr) return FileError(errno, "opendir", path);
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = readdir(directory.get());
+    if (entry == nullptr) break;
+    const absl::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  if (errno != 0) return FileError(errno, "readdir", path);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 }  // namespace onepass

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -41,6 +42,9 @@ absl::Status WriteSmallFile(const std::string& path, absl::string_view bytes);
 // Waits until the names in a directory are on the disk. (Where the filesystem
 // cannot wait for that and says so, EINVAL, it does what can be done: nothing.)
 absl::Status SyncDirectory(const std::string& path);
+
+// The names in a directory, in order, but "." and "..".
+absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path);
 
 // A file that is only read, by any number of threads. Movable.
 class InputFile {

@@ -13,6 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/publish.h"
 #include "checkpoint/safetensors.h"
 #include "dispatch/return_if_error.h"
 #include "xxhash.h"
@@ -200,14 +201,14 @@ constexpr FieldRule kChunkFields[] = {Number("offset", 1), Number("length", 2),
                                       Fixed64("checksum", 5)};
 constexpr MessageRule kChunk = {"chunk", kChunkFields};
 
-constexpr FieldRule kTensorFields[] = {Text("name", 1, kMostNameBytes),
+constexpr FieldRule kTensorFields[] = {Text("name", 1, kMostTensorNameBytes),
                                        Number("element_type", 2),
                                        Number("state_type", 3),
                                        Number("form", 4),
                                        Numbers("shape", 5),
                                        Numbers("offset", 6),
                                        Numbers("extent", 7),
-                                       Text("scales", 8, kMostNameBytes),
+                                       Text("scales", 8, kMostTensorNameBytes),
                                        Number("step", 9),
                                        Number("file", 10),
                                        Messages("chunks", 11, 15, kChunk)};
@@ -235,7 +236,7 @@ constexpr FieldRule kGroupFields[] = {
     Number("mode", 6),
     Number("bias_correction", 7),
     Number("step", 8),
-    Text("parameters", 9, kMostNameBytes, /*repeated=*/true)};
+    Text("parameters", 9, kMostTensorNameBytes, /*repeated=*/true)};
 constexpr MessageRule kGroup = {"group", kGroupFields};
 
 constexpr FieldRule kLossScaleFields[] = {Fixed64("scale", 1),
@@ -453,7 +454,7 @@ absl::Status CheckGroup(const Group& group) {
   ONEPASS_RETURN_IF_ERROR(CheckRange("step", group.step(), 0));
   for (int i = 0; i < group.parameters_size(); ++i) {
     ONEPASS_RETURN_IF_ERROR(
-        CheckText("parameters", group.parameters(i), kMostNameBytes));
+        CheckText("parameters", group.parameters(i), kMostTensorNameBytes));
   }
   return absl::OkStatus();
 }
@@ -576,6 +577,9 @@ constexpr struct {
      checkpoint::ELEMENT_F16},
     {checkpoint::STATE_FP16_SCALED, checkpoint::FORM_UNSCALED,
      checkpoint::ELEMENT_F32},
+    {checkpoint::STATE_FP16, checkpoint::FORM_EXACT, checkpoint::ELEMENT_F16},
+    {checkpoint::STATE_FP16, checkpoint::FORM_UNSCALED,
+     checkpoint::ELEMENT_F32},
     {checkpoint::STATE_BF16, checkpoint::FORM_EXACT, checkpoint::ELEMENT_BF16},
     {checkpoint::STATE_BF16, checkpoint::FORM_UNSCALED,
      checkpoint::ELEMENT_F32},
@@ -692,7 +696,8 @@ absl::Status CheckChunks(const Tensor& tensor) {
 }
 
 absl::Status CheckTensor(const Tensor& tensor) {
-  ONEPASS_RETURN_IF_ERROR(CheckText("name", tensor.name(), kMostNameBytes));
+  ONEPASS_RETURN_IF_ERROR(
+      CheckText("name", tensor.name(), kMostTensorNameBytes));
   if (std::none_of(std::begin(kStored), std::end(kStored),
                    [&](const auto& stored) {
                      return stored.state == tensor.state_type() &&

@@ -37,8 +37,6 @@
 
 namespace onepass {
 
-// Of the file in the checkpoint's directory.
-inline constexpr char kManifestName[] = "manifest";
 // What is written. Newer ones are refused, older ones are read.
 inline constexpr uint32_t kManifestVersion = 1;
 
@@ -47,7 +45,7 @@ inline constexpr int64_t kMostManifestBytes = int64_t{64} << 20;
 inline constexpr int64_t kMostIndexBytes = int64_t{1} << 30;
 inline constexpr int kMostRanks = 1 << 20;
 inline constexpr int kMostDimensions = 64;
-inline constexpr int kMostNameBytes = 4096;  // of tensors and parameters
+inline constexpr int kMostTensorNameBytes = 4096;  // of tensors and parameters
 inline constexpr int kMostFileNameBytes = 255;
 
 // Of one; 0 for what is no type.

@@ -807,7 +807,8 @@ TEST(IndexTest, EachTypeIsStoredAsItIs) {
       }
       const char* const kExact[] = {
           "",           "ELEMENT_F32", "ELEMENT_F16", "ELEMENT_BF16",
-          "ELEMENT_U8", "ELEMENT_I16", "ELEMENT_F32", ""};
+          "ELEMENT_U8", "ELEMENT_I16", "ELEMENT_F32", "ELEMENT_F16",
+          ""};
       const char* const kUnscaled[] = {"",
                                        "ELEMENT_F32",
                                        "ELEMENT_F32",
@@ -815,6 +816,7 @@ TEST(IndexTest, EachTypeIsStoredAsItIs) {
                                        "ELEMENT_F32",
                                        "ELEMENT_F32ELEMENT_I16",
                                        "",
+                                       "ELEMENT_F32",
                                        ""};
       EXPECT_EQ(stored, form == checkpoint::FORM_EXACT      ? kExact[state]
                         : form == checkpoint::FORM_UNSCALED ? kUnscaled[state]

@@ -128,29 +128,10 @@ absl::Status RefuseExisting(const std::string& path) {
   return status.ok() ? Existing(path) : status.status();
 }
 
-// The names in a directory, in order.
-absl::StatusOr<std::vector<std::string>> Entries(const std::string& path) {
-  const auto close_directory = [](DIR* directory) { closedir(directory); };
-  const std::unique_ptr<DIR, decltype(close_directory)> directory(
-      opendir(path.c_str()), close_directory);
-  if (directory == nullptr) return FileError(errno, "opendir", path);
-  std::vector<std::string> names;
-  for (;;) {
-    errno = 0;
-    const dirent* entry = readdir(directory.get());
-    if (entry == nullptr) break;
-    const absl::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-  }
-  if (errno != 0) return FileError(errno, "readdir", path);
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // The names of the files in `path`; FailedPrecondition: there is a directory.
 absl::StatusOr<std::vector<std::string>> FilesOfFlat(const std::string& path) {
   std::vector<std::string> names;
-  ONEPASS_ASSIGN_OR_RETURN(names, Entries(path));
+  ONEPASS_ASSIGN_OR_RETURN(names, ListDirectory(path));
   for (const std::string& name : names) {
     bool directory;
     ONEPASS_ASSIGN_OR_RETURN(directory, IsDirectory(JoinPath(path, name)));
@@ -270,7 +251,7 @@ absl::Status Publish(absl::string_view path, absl::string_view parent,
 absl::StatusOr<std::vector<std::string>> ListPartials(
     absl::string_view parent) {
   std::vector<std::string> names;
-  ONEPASS_ASSIGN_OR_RETURN(names, Entries(std::string(parent)));
+  ONEPASS_ASSIGN_OR_RETURN(names, ListDirectory(std::string(parent)));
   std::vector<std::string> paths;
   for (const std::string& name : names) {
     if (!IsPartialName(name)) continue;
@@ -304,7 +285,7 @@ absl::Status RemovePartial(absl::string_view path) {
 absl::StatusOr<std::vector<std::string>> ListPublished(
     absl::string_view parent) {
   std::vector<std::string> names;
-  ONEPASS_ASSIGN_OR_RETURN(names, Entries(std::string(parent)));
+  ONEPASS_ASSIGN_OR_RETURN(names, ListDirectory(std::string(parent)));
   std::vector<std::string> published;
   for (std::string& name : names) {
     if (IsPartialName(name)) continue;

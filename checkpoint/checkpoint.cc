@@ -1,0 +1,274 @@
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/box_runs.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/manifest_messages.h"
+#include "checkpoint/publish.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/state_files.h"
+#include "dispatch/return_if_error.h"
+#include "xxhash.h"
+
+namespace onepass {
+namespace {
+
+struct FreeState {
+  void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+};
+
+}  // namespace
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(absl::string_view path) {
+  Checkpoint checkpoint;
+  checkpoint.path_ = std::string(path);
+  const std::string file = JoinPath(path, kManifestName);
+  std::string bytes;
+  ONEPASS_ASSIGN_OR_RETURN(bytes, ReadWholeFile(file, kMostManifestBytes));
+  checkpoint::Manifest manifest;
+  ONEPASS_ASSIGN_OR_RETURN(manifest, DecodeManifest(bytes, file));
+  checkpoint.manifest_ =
+      std::make_unique<checkpoint::Manifest>(std::move(manifest));
+  ONEPASS_RETURN_IF_ERROR(checkpoint.ReadIndexes());
+  ONEPASS_RETURN_IF_ERROR(checkpoint.CollectTensors());
+  return checkpoint;
+}
+
+CheckpointMeta Checkpoint::meta() const { return MetaOf(*manifest_); }
+
+absl::Status Checkpoint::ReadIndexes() {
+  indexes_ = std::make_unique<std::vector<checkpoint::Index>>();
+  indexes_->reserve(manifest_->world());
+  for (int rank = 0; rank < manifest_->world(); ++rank) {
+    const std::string file = JoinPath(path_, manifest_->indexes(rank).file());
+    absl::StatusOr<std::string> bytes = ReadWholeFile(file, kMostIndexBytes);
+    if (absl::IsNotFound(bytes.status())) {
+      return absl::DataLossError(
+          absl::StrCat("\"", file, "\" is missing in the checkpoint"));
+    }
+    ONEPASS_RETURN_IF_ERROR(bytes.status());
+    checkpoint::Index index;
+    ONEPASS_ASSIGN_OR_RETURN(index,
+                             DecodeIndex(*bytes, *manifest_, rank, file));
+    indexes_->push_back(std::move(index));
+  }
+  ONEPASS_RETURN_IF_ERROR(CheckFiles(*manifest_, *indexes_, path_));
+  return CheckBoxes(*indexes_, path_);
+}
+
+absl::Status Checkpoint::CollectTensors() {
+  for (const checkpoint::Index& index : *indexes_) {
+    const int first_file = static_cast<int>(files_.size());
+    for (int i = 0; i < index.files_size(); ++i) {
+      files_.push_back(
+          {JoinPath(path_, index.files(i).name()), &index, i, &index.files(i)});
+    }
+    for (const checkpoint::Tensor& entry : index.tensors()) {
+      Tensor& tensor = tensors_[entry.name()];
+      if (tensor.pieces.empty()) {
+        tensor.name = entry.name();
+        tensor.type = FromMessage(entry.element_type());
+        tensor.scales = entry.state_type() == checkpoint::STATE_SCALES;
+        tensor.state_type = FromMessage(entry.state_type());
+        tensor.exact = entry.form() == checkpoint::FORM_EXACT;
+        tensor.shape.assign(entry.shape().begin(), entry.shape().end());
+        tensor.scales_name = entry.scales();
+        tensor.step = entry.step();
+      }
+      Piece& piece = tensor.pieces.emplace_back();
+      piece.box.offset.assign(entry.offset().begin(), entry.offset().end());
+      piece.box.extent.assign(entry.extent().begin(), entry.extent().end());
+      piece.file = first_file + entry.file();
+      piece.entry = &entry;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const InputFile*> Checkpoint::OpenFile(int file) {
+  if (open_ == file) return &file_;
+  open_ = -1;
+  absl::StatusOr<InputFile> opened = InputFile::Open(files_[file].path);
+  if (absl::IsNotFound(opened.status())) {
+    return absl::DataLossError(absl::StrCat("\"", files_[file].path,
+                                            "\" is missing in the checkpoint"));
+  }
+  ONEPASS_RETURN_IF_ERROR(opened.status());
+  if (opened->size() != files_[file].entry->length()) {
+    return absl::DataLossError(absl::StrCat("\"", files_[file].path, "\" has ",
+                                            opened->size(), " bytes, expected ",
+                                            files_[file].entry->length()));
+  }
+  file_ = *std::move(opened);
+  open_ = file;
+  return &file_;
+}
+
+absl::Status Checkpoint::ReadAt(int file, int64_t offset,
+                                absl::Span<char> out) {
+  const InputFile* opened = nullptr;
+  ONEPASS_ASSIGN_OR_RETURN(opened, OpenFile(file));
+  bytes_read_ += static_cast<int64_t>(out.size());
+  return opened->ReadAt(offset, out);
+}
+
+absl::Status Checkpoint::Read(const Tensor& tensor, const Box& box,
+                              absl::Span<char> buffer, Take take) {
+  const int64_t element = ByteSize(tensor.type);
+  for (const Piece& piece : tensor.pieces) {
+    Window window;
+    ONEPASS_RETURN_IF_ERROR(ForEachCommonRun(
+        tensor.shape, piece.box, box,
+        [&](int64_t i, int64_t j, int64_t n) -> absl::Status {
+          while (n > 0) {
+            ONEPASS_RETURN_IF_ERROR(Load(tensor, piece, i, buffer, window));
+            const int64_t in_window = i - window.first;
+            const int64_t some = std::min(n, window.numel - in_window);
+            ONEPASS_RETURN_IF_ERROR(
+                take(j, some, buffer.data() + in_window * element));
+            i += some;
+            j += some;
+            n -= some;
+          }
+          return absl::OkStatus();
+        }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::Load(const Tensor& tensor, const Piece& piece,
+                              int64_t at, absl::Span<char> buffer,
+                              Window& window) {
+  if (at >= window.first && at < window.first + window.numel) {
+    return absl::OkStatus();
+  }
+  // The chunk that holds the element.
+  const auto& chunks = piece.entry->chunks();
+  const auto next =
+      std::upper_bound(chunks.begin(), chunks.end(), at,
+                       [](int64_t first, const checkpoint::Chunk& chunk) {
+                         return first < chunk.first();
+                       });
+  const checkpoint::Chunk& chunk = *(next - 1);
+  const int index = static_cast<int>(next - chunks.begin()) - 1;
+  const int64_t element = ByteSize(tensor.type);
+  const int64_t room = static_cast<int64_t>(buffer.size()) / element * element;
+  if (chunk.length() <= room) {
+    ONEPASS_RETURN_IF_ERROR(
+        VerifyChunk(piece.file, chunk, tensor.name, buffer));
+    window.first = chunk.first();
+    window.numel = chunk.elements();
+    window.verified = index;
+    return absl::OkStatus();
+  }
+  // Larger than the buffer: first its checksum, then what is wanted of it.
+  if (window.verified != index) {
+    ONEPASS_RETURN_IF_ERROR(
+        VerifyChunk(piece.file, chunk, tensor.name, buffer));
+    window.verified = index;
+  }
+  window.first = at;
+  window.numel =
+      std::min(room / element, chunk.first() + chunk.elements() - at);
+  return ReadAt(piece.file, chunk.offset() + (at - chunk.first()) * element,
+                buffer.subspan(0, static_cast<size_t>(window.numel * element)));
+}
+
+absl::Status Checkpoint::VerifyChunk(int file, const checkpoint::Chunk& chunk,
+                                     absl::string_view tensor,
+                                     absl::Span<char> buffer) {
+  const int64_t most = static_cast<int64_t>(buffer.size());
+  uint64_t checksum = 0;
+  if (chunk.length() <= most) {
+    const absl::Span<char> bytes =
+        buffer.subspan(0, static_cast<size_t>(chunk.length()));
+    ONEPASS_RETURN_IF_ERROR(ReadAt(file, chunk.offset(), bytes));
+    checksum = Checksum(bytes);
+  } else {
+    const std::unique_ptr<XXH3_state_t, FreeState> state(XXH3_createState());
+    XXH3_64bits_reset(state.get());
+    for (int64_t done = 0; done < chunk.length(); done += most) {
+      const absl::Span<char> bytes = buffer.subspan(
+          0, static_cast<size_t>(std::min(most, chunk.length() - done)));
+      ONEPASS_RETURN_IF_ERROR(ReadAt(file, chunk.offset() + done, bytes));
+      XXH3_64bits_update(state.get(), bytes.data(), bytes.size());
+    }
+    checksum = XXH3_64bits_digest(state.get());
+  }
+  if (checksum == chunk.checksum()) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("\"", files_[file].path, "\" is damaged between bytes ",
+                   chunk.offset(), " and ", chunk.offset() + chunk.length(),
+                   ", in \"", tensor, "\": its checksum is another"));
+}
+
+absl::Status Checkpoint::VerifyFile(
+    int file, absl::Span<char> buffer,
+    absl::FunctionRef<void(int64_t bytes)> progress) {
+  const DataFile& data = files_[file];
+  std::string header(static_cast<size_t>(data.entry->header_length()), '\0');
+  ONEPASS_RETURN_IF_ERROR(
+      ReadAt(file, 0, absl::MakeSpan(&header[0], header.size())));
+  progress(data.entry->header_length());
+  if (Checksum(header) != data.entry->header_checksum()) {
+    return absl::DataLossError(absl::StrCat(
+        "\"", data.path, "\" is damaged in its header, before byte ",
+        header.size(), ": its checksum is another"));
+  }
+  ONEPASS_RETURN_IF_ERROR(CompareHeader(file, header, data.entry->length()));
+  for (const checkpoint::Tensor& tensor : data.index->tensors()) {
+    if (tensor.file() != data.number) continue;
+    for (const checkpoint::Chunk& chunk : tensor.chunks()) {
+      ONEPASS_RETURN_IF_ERROR(VerifyChunk(file, chunk, tensor.name(), buffer));
+      progress(chunk.length());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::CompareHeader(int file, absl::string_view text,
+                                       int64_t file_bytes) const {
+  const auto damaged = [&](absl::string_view problem) {
+    return absl::DataLossError(
+        absl::StrCat("\"", files_[file].path, "\": ", problem));
+  };
+  absl::StatusOr<int64_t> length = SafetensorsHeaderLength(
+      text.substr(0, kSafetensorsLengthBytes), file_bytes);
+  if (!length.ok()) return damaged(length.status().message());
+  if (*length + kSafetensorsLengthBytes != static_cast<int64_t>(text.size())) {
+    return damaged("the header has another length than in the index");
+  }
+  absl::StatusOr<SafetensorsHeader> header =
+      ParseSafetensorsHeader(text.substr(kSafetensorsLengthBytes), file_bytes);
+  if (!header.ok()) return damaged(header.status().message());
+  std::map<absl::string_view, const SafetensorsTensor*> by_name;
+  for (const SafetensorsTensor& tensor : header->tensors) {
+    by_name[tensor.name] = &tensor;
+  }
+  const int64_t data_begin = static_cast<int64_t>(text.size());
+  size_t found = 0;
+  for (const checkpoint::Tensor& tensor : files_[file].index->tensors()) {
+    if (tensor.file() != files_[file].number) continue;
+    ++found;
+    const auto entry = by_name.find(tensor.name());
+    if (entry == by_name.end() ||
+        entry->second->type != FromMessage(tensor.element_type()) ||
+        absl::MakeConstSpan(entry->second->shape) !=
+            absl::MakeConstSpan(tensor.extent()) ||
+        (tensor.chunks_size() > 0 &&
+         tensor.chunks(0).offset() != data_begin + entry->second->begin)) {
+      return damaged(absl::StrCat("the header has \"", tensor.name(),
+                                  "\" not as the index has it"));
+    }
+  }
+  if (found != by_name.size()) {
+    return damaged("the header has tensors that the index has not");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace onepass

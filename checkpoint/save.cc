@@ -1,0 +1,338 @@
+#include "checkpoint/save.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "checkpoint/agreement.h"
+#include "checkpoint/export_state.h"
+#include "checkpoint/files.h"
+#include "checkpoint/find.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/manifest_messages.h"
+#include "checkpoint/publish.h"
+#include "checkpoint/state_files.h"
+#include "dispatch/kernel.h"
+#include "dispatch/return_if_error.h"
+
+namespace onepass {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string RankName(int rank, int world) {
+  return absl::StrFormat("rank-%05d-of-%05d", rank, world);
+}
+
+// Chunks and scratch, as the budget has them.
+struct Plan {
+  int64_t chunk_bytes;
+  int buffers;
+  int64_t scratch_bytes;
+  MemoryBudget::Bytes taken;
+};
+
+absl::StatusOr<Plan> MakePlan(const StateTensors& tensors,
+                              const SaveOptions& options,
+                              const MemoryBudget& budget) {
+  Plan plan;
+  // One for each file that is being filled, one that is being written, and one
+  // more where there is room.
+  const int files = StateFiles::FileCount(tensors.arrays());
+  plan.buffers = std::max(files, 1) + 2;
+  int64_t total = 0;
+  for (const StoredArray& array : tensors.arrays()) total += array.bytes();
+  const auto down = [](int64_t bytes) {
+    return bytes / kOutputAlignment * kOutputAlignment;
+  };
+  const int64_t host = budget.limit().host;
+  // Small state needs no large buffers.
+  const int64_t enough =
+      down(total + kOutputAlignment - 1) + 2 * kOutputAlignment;
+  plan.chunk_bytes =
+      std::min({down(options.chunk_bytes), down(host / plan.buffers), enough});
+  if (plan.chunk_bytes < kOutputAlignment) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the budget of ", host, " bytes of the host, in chunks of ",
+        options.chunk_bytes, ", is too small for ", plan.buffers,
+        " chunks of at least ", kOutputAlignment, " bytes"));
+  }
+  // Of the device one chunk of fp32 values, where something is converted.
+  plan.scratch_bytes =
+      std::min(budget.limit().device,
+               std::max(options.chunk_bytes, kLeafNumel * int64_t{4}));
+  plan.taken.host = plan.chunk_bytes * plan.buffers;
+  plan.taken.device =
+      tensors.on_device() && options.granularity == ExportGranularity::kChunk &&
+              options.form != ExportForm::kExact
+          ? plan.scratch_bytes
+          : 0;
+  return plan;
+}
+
+class Saver {
+ public:
+  Saver(const Runtime& runtime, Communicator& communicator,
+        absl::string_view parent, absl::string_view name,
+        const CheckpointMeta& meta, const SaveOptions& options)
+      : runtime_(runtime),
+        communicator_(communicator),
+        parent_(parent),
+        name_(name),
+        meta_(meta),
+        options_(options) {}
+
+  absl::StatusOr<SaveReport> Run(const StateLease& lease);
+
+ private:
+  // Rank 0 makes the directory, and all see that it is the same.
+  absl::Status Begin(const absl::Status& mine);
+  // This rank's files; the message of its index's file.
+  absl::StatusOr<std::string> WriteFiles(const StateTensors& tensors);
+  absl::Status WriteIndex(const StateTensors& tensors, const StateFiles& files);
+  // On rank 0, from what each rank said of its index.
+  absl::Status WriteManifest(const std::vector<std::string>& entries);
+  absl::Status Publish();
+  // After all agreed on an error.
+  void RemoveWritten();
+
+  bool root() const { return communicator_.rank() == 0; }
+
+  const Runtime& runtime_;
+  Communicator& communicator_;
+  const std::string parent_;
+  const std::string name_;
+  const CheckpointMeta& meta_;
+  const SaveOptions& options_;
+  std::unique_ptr<MemoryBudget> own_budget_;
+  MemoryBudget* budget_ = nullptr;
+  PartialDirectory partial_;
+  checkpoint::RankEntry entry_;
+  SaveReport report_;
+};
+
+absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
+  const auto begin = Clock::now();
+  report_.path = JoinPath(parent_, name_);
+  budget_ = options_.budget;
+  absl::Status status;
+  if (budget_ == nullptr) {
+    auto own = MemoryBudget::Create(kDefaultBudget);
+    status = own.status();
+    if (own.ok()) {
+      own_budget_ = *std::move(own);
+      budget_ = own_budget_.get();
+    }
+  }
+  absl::StatusOr<StateTensors> tensors =
+      StateTensors::Create(lease.views(), options_.form);
+  status.Update(tensors.status());
+  ONEPASS_RETURN_IF_ERROR(Begin(status));
+  absl::StatusOr<std::vector<std::string>> entries =
+      ExchangeOrFail(communicator_, WriteFiles(*tensors));
+  if (!entries.ok()) {
+    if (IsAgreed(entries.status())) RemoveWritten();
+    return entries.status();
+  }
+  const absl::Status published =
+      root() ? WriteManifest(*entries) : absl::OkStatus();
+  status = Agree(communicator_, published);
+  if (!status.ok()) {
+    if (IsAgreed(status)) {
+      RemoveWritten();
+      return status;
+    }
+    // On rank 0 it is what it is: done, though not all may have heard of it.
+    if (!root() || !published.ok()) {
+      return absl::Status(
+          status.code(),
+          absl::StrCat("whether \"", report_.path,
+                       "\" was published is unknown, a look decides: ",
+                       status.message()));
+    }
+  }
+  report_.peak = budget_->peak();
+  report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  return report_;
+}
+
+absl::Status Saver::Begin(const absl::Status& mine) {
+  absl::StatusOr<std::string> said = std::string();
+  if (!mine.ok()) {
+    said = mine;
+  } else if (root()) {
+    absl::StatusOr<PartialDirectory> partial = CreatePartial(parent_, name_);
+    if (partial.ok()) {
+      partial_ = *std::move(partial);
+      said = absl::StrCat(partial_.nonce, partial_.path);
+    } else {
+      said = partial.status();
+    }
+  } else {
+    // What must be the same as on rank 0.
+    said = Fingerprint(meta_, options_.form, options_.layout);
+  }
+  absl::StatusOr<std::vector<std::string>> all =
+      ExchangeOrFail(communicator_, said);
+  absl::Status status = all.status();
+  if (status.ok()) {
+    if (!root()) {
+      constexpr size_t kNonceSize = 32;
+      partial_.nonce = (*all)[0].substr(0, kNonceSize);
+      partial_.path = (*all)[0].substr(kNonceSize);
+      status = CheckNonce(partial_.path, partial_.nonce);
+    } else {
+      const std::string own =
+          Fingerprint(meta_, options_.form, options_.layout);
+      for (size_t rank = 1; rank < all->size() && status.ok(); ++rank) {
+        if ((*all)[rank] == own) continue;
+        status = absl::FailedPreconditionError(absl::StrCat(
+            "rank ", rank,
+            " saves another step, other options of groups, another loss scale "
+            "or in another form"));
+      }
+    }
+    status = Agree(communicator_, status);
+  }
+  if (!status.ok() && IsAgreed(status)) RemoveWritten();
+  return status;
+}
+
+absl::StatusOr<std::string> Saver::WriteFiles(const StateTensors& tensors) {
+  Plan plan;
+  ONEPASS_ASSIGN_OR_RETURN(plan, MakePlan(tensors, options_, *budget_));
+  MemoryBudget::Share share;
+  ONEPASS_ASSIGN_OR_RETURN(share, budget_->Take(plan.taken));
+  StateTransferOptions transfer_options;
+  transfer_options.scratch_bytes = plan.scratch_bytes;
+  transfer_options.granularity = options_.granularity;
+  absl::StatusOr<StateTransfer> transfer =
+      StateTransfer::Create(runtime_, tensors, transfer_options);
+  ONEPASS_RETURN_IF_ERROR(transfer.status());
+  StateFilesOptions files_options;
+  files_options.directory = partial_.path;
+  files_options.prefix = RankName(communicator_.rank(), communicator_.size());
+  files_options.chunk_bytes = plan.chunk_bytes;
+  files_options.buffers = plan.buffers;
+  files_options.pinned = tensors.on_device();
+  files_options.file = options_.file;
+  std::unique_ptr<StateFiles> files;
+  ONEPASS_ASSIGN_OR_RETURN(files, StateFiles::Create(runtime_, files_options));
+  ONEPASS_RETURN_IF_ERROR(ExportState(tensors, *transfer, *files));
+  report_.direct = files->direct();
+  for (const StoredFile& file : files->files()) report_.bytes += file.bytes;
+  ONEPASS_RETURN_IF_ERROR(WriteIndex(tensors, *files));
+  ONEPASS_RETURN_IF_ERROR(SyncDirectory(partial_.path));
+  return entry_.SerializeAsString();
+}
+
+absl::Status Saver::WriteIndex(const StateTensors& tensors,
+                               const StateFiles& files) {
+  checkpoint::Index index;
+  index.set_rank(communicator_.rank());
+  index.set_world(communicator_.size());
+  ONEPASS_RETURN_IF_ERROR(FillIndex(tensors, files, meta_, index));
+  std::string bytes;
+  ONEPASS_ASSIGN_OR_RETURN(bytes, EncodeIndex(index));
+  const std::string name = absl::StrCat(
+      RankName(communicator_.rank(), communicator_.size()), ".index");
+  ONEPASS_RETURN_IF_ERROR(WriteSmallFile(JoinPath(partial_.path, name), bytes));
+  checkpoint::RankIndex& rank_index = *entry_.mutable_index();
+  rank_index.set_rank(communicator_.rank());
+  rank_index.set_file(name);
+  rank_index.set_length(static_cast<int64_t>(bytes.size()));
+  rank_index.set_checksum(Checksum(bytes));
+  for (const StoredFile& file : files.files()) {
+    checkpoint::File& entry = *entry_.add_files();
+    entry.set_name(file.name);
+    entry.set_length(file.bytes);
+  }
+  for (const StateGroup& group : meta_.groups) {
+    checkpoint::Names& names = *entry_.add_groups();
+    for (const std::string& name : group.parameters) names.add_names(name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
+  checkpoint::Manifest manifest;
+  FillManifest(meta_, options_.layout, manifest);
+  manifest.set_world(communicator_.size());
+  manifest.set_distribution(checkpoint::DISTRIBUTION_SHARDED);
+  std::vector<absl::flat_hash_set<std::string>> names(meta_.groups.size());
+  for (const std::string& text : entries) {
+    checkpoint::RankEntry entry;
+    if (!entry.ParseFromString(text)) {
+      return absl::InternalError("what a rank says of its files is no message");
+    }
+    *manifest.add_indexes() = entry.index();
+    checkpoint::File& index = *entry.add_files();
+    index.set_name(entry.index().file());
+    index.set_length(entry.index().length());
+    for (const checkpoint::File& file : entry.files()) {
+      // That it is there, and as long, for whoever made the manifest.
+      absl::StatusOr<InputFile> there =
+          InputFile::Open(JoinPath(partial_.path, file.name()));
+      ONEPASS_RETURN_IF_ERROR(there.status());
+      if (there->size() != file.length()) {
+        return absl::DataLossError(
+            absl::StrCat("\"", there->path(), "\" has ", there->size(),
+                         " bytes, expected ", file.length()));
+      }
+      *manifest.add_files() = file;
+    }
+    for (int g = 0; g < entry.groups_size(); ++g) {
+      for (const std::string& name : entry.groups(g).names()) {
+        if (!names[g].insert(name).second) continue;
+        manifest.mutable_groups(g)->add_parameters(name);
+      }
+    }
+  }
+  std::sort(manifest.mutable_files()->begin(), manifest.mutable_files()->end(),
+            [](const checkpoint::File& a, const checkpoint::File& b) {
+              return a.name() < b.name();
+            });
+  std::string bytes;
+  ONEPASS_ASSIGN_OR_RETURN(bytes, EncodeManifest(manifest));
+  ONEPASS_RETURN_IF_ERROR(
+      WriteSmallFile(JoinPath(partial_.path, kManifestName), bytes));
+  return onepass::Publish(partial_.path, parent_, name_);
+}
+
+void Saver::RemoveWritten() {
+  if (root() && !partial_.path.empty()) {
+    RemovePartial(partial_.path).IgnoreError();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<SaveReport> SaveCheckpoint(
+    const Runtime& runtime, Communicator& communicator,
+    absl::string_view parent, absl::string_view name, const StateLease& lease,
+    const CheckpointMeta& meta, const SaveOptions& options) {
+  return Saver(runtime, communicator, parent, name, meta, options).Run(lease);
+}
+
+absl::Status KeepLast(absl::string_view parent, int keep) {
+  if (keep < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("keep is ", keep, ", expected at least 1"));
+  }
+  std::vector<FoundCheckpoint> found;
+  ONEPASS_ASSIGN_OR_RETURN(found, FindCheckpoints(parent));
+  // The newest are first; what is damaged counts for nothing, and stays.
+  int complete = 0;
+  for (const FoundCheckpoint& checkpoint : found) {
+    if (!checkpoint.status.ok() || ++complete <= keep) continue;
+    ONEPASS_RETURN_IF_ERROR(RemovePublished(parent, checkpoint.name));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace onepass

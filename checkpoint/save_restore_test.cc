@@ -1,0 +1,570 @@
+// Checkpoints of ranks on threads: saved, verified, restored at any number of
+// ranks, refused where they are damaged or of another trainer.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/fake_state.h"
+#include "checkpoint/find.h"
+#include "checkpoint/memory_budget.h"
+#include "checkpoint/publish.h"
+#include "checkpoint/restore.h"
+#include "checkpoint/save.h"
+#include "checkpoint/verify.h"
+#include "dispatch/kernel.h"
+#include "dispatch/state.h"
+#include "gtest/gtest.h"
+#include "tests/rank_threads.h"
+#include "tests/temp_directory.h"
+#include "tests/test_kernels.h"
+
+namespace onepass {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Every stored type; tensors of several leaves, of one element, of none.
+FakeModel EveryType() {
+  std::vector<FakeTensor> tensors;
+  const auto add = [&](const char* parameter, StateKind kind, StateType type,
+                       std::vector<int64_t> shape, int group) {
+    tensors.push_back({parameter, kind, type, std::move(shape), group});
+  };
+  const std::vector<int64_t> large = {7, 3000};
+  add("w", StateKind::kMaster, StateType::kFloat32, large, 0);
+  add("w", StateKind::kExpAvg, StateType::kBFloat16, large, 0);
+  add("w", StateKind::kExpAvgSq, StateType::kScaledFloat8E4M3, large, 0);
+  add("half", StateKind::kMaster, StateType::kScaledFloat16, {9001}, 1);
+  add("half", StateKind::kExpAvg, StateType::kFloat32, {9001}, 1);
+  add("rest", StateKind::kParam, StateType::kBFloat16, {3, 5, 700}, 1);
+  add("rest", StateKind::kMaster, StateType::kInt16Remainder, {3, 5, 700}, 1);
+  add("scalar", StateKind::kMaster, StateType::kFloat32, {}, 0);
+  add("scalar", StateKind::kExpAvg, StateType::kFloat16, {}, 0);
+  add("none", StateKind::kMaster, StateType::kFloat32, {4, 0}, 0);
+  add("one", StateKind::kMaster, StateType::kBFloat16, {1, 1}, 1);
+  return FakeModel(std::move(tensors), 7);
+}
+
+RankOptions World(int world) {
+  RankOptions options;
+  options.world = world;
+  return options;
+}
+
+// What a test does to the options of a save.
+using Change = std::function<void(int rank, SaveOptions& options)>;
+
+class SaveRestoreTest : public testing::Test {
+ protected:
+  SaveRestoreTest() : model_(EveryType()) {}
+
+  std::string path(const std::string& name) const {
+    return directory_.path() + "/" + name;
+  }
+
+  // A small chunk, so that tensors are many.
+  static SaveOptions SmallChunks() {
+    SaveOptions options;
+    options.chunk_bytes = 4096;
+    return options;
+  }
+
+  std::vector<absl::Status> Save(const std::string& name,
+                                 const FakeBoxes& boxes,
+                                 const CheckpointMeta& meta,
+                                 const Change& change = {}) {
+    std::vector<absl::Status> results(boxes.size());
+    RunRanks(World(static_cast<int>(boxes.size())), [&](Rank& rank) {
+      FakeState state(model_, boxes[rank.rank()], rank.runtime(), true);
+      state.Fill();
+      SaveOptions options = SmallChunks();
+      if (change) change(rank.rank(), options);
+      const int64_t before = rank.device->memory().in_use;
+      rank.device->ResetPeaks();
+      const absl::StatusOr<SaveReport> report =
+          SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                         name, state.Lease(), meta, options);
+      results[rank.rank()] = report.status();
+      // Exact export converts nothing.
+      EXPECT_EQ(rank.device->memory().peak, before);
+      state.ExpectFilled();
+    });
+    return results;
+  }
+
+  void SaveOk(const std::string& name, const FakeBoxes& boxes, int64_t step) {
+    for (const absl::Status& status : Save(name, boxes, model_.Meta(step))) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+
+  // Restores into fresh state of `boxes`, and compares where that is OK.
+  std::vector<absl::Status> Restore(const std::string& name,
+                                    const FakeModel& model,
+                                    const FakeBoxes& boxes,
+                                    const RestoreOptions& options) {
+    std::vector<absl::Status> results(boxes.size());
+    RunRanks(World(static_cast<int>(boxes.size())), [&](Rank& rank) {
+      FakeState state(model, boxes[rank.rank()], rank.runtime(),
+                      rank.rank() % 2 == 0);
+      absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path(name));
+      if (!checkpoint.ok()) {
+        results[rank.rank()] = checkpoint.status();
+        return;
+      }
+      const absl::StatusOr<CheckpointMeta> meta =
+          RestoreCheckpoint(rank.runtime(), *rank.communicator, *checkpoint,
+                            state.Restore(), options);
+      results[rank.rank()] = meta.status();
+      EXPECT_EQ(state.committed(), meta.ok());
+      if (!meta.ok()) return;
+      state.ExpectFilled();
+      read_ = std::max(read_, checkpoint->bytes_read());
+      meta_ = *meta;
+    });
+    return results;
+  }
+
+  RestoreOptions Wanted(const FakeModel& model, int64_t step = 3) const {
+    RestoreOptions options;
+    options.groups = model.Meta(step).groups;
+    return options;
+  }
+
+  const TempDirectory directory_;
+  const FakeModel model_;
+  std::mt19937 random_{11};
+  // Of the last restore.
+  int64_t read_ = 0;
+  CheckpointMeta meta_;
+};
+
+TEST_F(SaveRestoreTest, AnyNumberOfRanksToAnyOther) {
+  const int stride = LongTestStride() == 1 ? 1 : 4;
+  for (int from = 1; from <= 8; from += stride) {
+    const std::string name = absl::StrCat("from-", from);
+    const FakeBoxes boxes = from % 2 == 0 ? RowBoxes(model_, from, random_)
+                                          : FlatBoxes(model_, from, random_);
+    SaveOk(name, boxes, 5);
+    // From each number to three others, in all to each.
+    for (const int to : {from % 8 + 1, (from + 3) % 8 + 1, 9 - from}) {
+      SCOPED_TRACE(absl::StrCat(from, " to ", to));
+      const FakeBoxes wanted = to % 3 == 0 ? RowBoxes(model_, to, random_)
+                                           : FlatBoxes(model_, to, random_);
+      // That the checkpoint is of another step than the trainer is no matter.
+      for (const absl::Status& status :
+           Restore(name, model_, wanted, Wanted(model_))) {
+        EXPECT_TRUE(status.ok()) << status;
+      }
+      const CheckpointMeta meta = model_.Meta(5);
+      EXPECT_EQ(meta_.step, 5);
+      EXPECT_EQ(meta_.user, meta.user);
+      ASSERT_TRUE(meta_.loss_scale.has_value());
+      EXPECT_EQ(meta_.loss_scale->scale, 1024);
+      EXPECT_EQ(meta_.loss_scale->hysteresis_left, 2);
+      EXPECT_EQ(meta_.loss_scale->clean_steps, 17);
+      ASSERT_EQ(meta_.groups.size(), 2u);
+      EXPECT_EQ(meta_.groups[1].step, 6);
+      EXPECT_EQ(meta_.groups[0].lr, meta.groups[0].lr);
+    }
+  }
+}
+
+TEST_F(SaveRestoreTest, ReadsWhatItNeedsAndAChunkASide) {
+  std::vector<FakeTensor> tensors = {
+      {"w", StateKind::kMaster, StateType::kFloat32, {40 * kLeafNumel}}};
+  const FakeModel model(tensors, 3);
+  const FakeBoxes whole = {{Box{{0}, {40 * kLeafNumel}}}};
+  RunRanks(World(1), [&](Rank& rank) {
+    FakeState state(model, whole[0], rank.runtime(), false);
+    state.Fill();
+    ASSERT_TRUE(SaveCheckpoint(rank.runtime(), *rank.communicator,
+                               directory_.path(), "c", state.Lease(),
+                               model.Meta(3), SmallChunks())
+                    .ok());
+  });
+  constexpr int64_t kChunk = 4096;
+  for (const int64_t begin : {int64_t{0}, int64_t{3}, int64_t{39}}) {
+    Box box = {{begin * kLeafNumel}, {kLeafNumel}};
+    RunRanks(World(1), [&](Rank& rank) {
+      FakeState state(model, {box}, rank.runtime(), false);
+      absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path("c"));
+      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+      ASSERT_TRUE(RestoreCheckpoint(rank.runtime(), *rank.communicator,
+                                    *checkpoint, state.Restore(), Wanted(model))
+                      .ok());
+      state.ExpectFilled();
+      EXPECT_LE(checkpoint->bytes_read(), 4 * kLeafNumel + 2 * kChunk);
+    });
+  }
+}
+
+TEST_F(SaveRestoreTest, ATensorOfTenTimesTheBudgetGoesThroughIt) {
+  constexpr MemoryBudget::Bytes kBudget = {64 << 10, 64 << 10};
+  std::vector<FakeTensor> tensors = {
+      {"w", StateKind::kExpAvg, StateType::kBFloat16, {320 << 10}}};
+  const FakeModel model(tensors, 3);
+  RunRanks(World(1), [&](Rank& rank) {
+    FakeState state(model, {Box{{0}, {320 << 10}}}, rank.runtime(), true);
+    state.Fill();
+    for (const ExportForm form : {ExportForm::kExact, ExportForm::kUnscaled}) {
+      const auto budget = MemoryBudget::Create(kBudget);
+      ASSERT_TRUE(budget.ok());
+      SaveOptions options;
+      options.form = form;
+      options.budget = budget->get();
+      const int64_t before = rank.device->memory().in_use;
+      const int64_t pinned = rank.device->pinned_memory().in_use;
+      rank.device->ResetPeaks();
+      const absl::StatusOr<SaveReport> report =
+          SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                         Name(form), state.Lease(), model.Meta(3), options);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_LE(report->peak.host, kBudget.host);
+      EXPECT_LE(report->peak.device, kBudget.device);
+      EXPECT_EQ((*budget)->in_use().host, 0);
+      // What was taken is what the budget says.
+      EXPECT_EQ(rank.device->memory().peak - before, report->peak.device);
+      EXPECT_EQ(rank.device->pinned_memory().peak - pinned, report->peak.host);
+      EXPECT_EQ(rank.device->memory().in_use, before);
+      EXPECT_EQ(rank.device->pinned_memory().in_use, pinned);
+      EXPECT_EQ(report->peak.device > 0, form == ExportForm::kUnscaled);
+    }
+    state.Clear();
+    const auto budget = MemoryBudget::Create({0, 16 << 10});
+    RestoreOptions options = Wanted(model);
+    options.budget = budget->get();
+    absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path("exact"));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    // Its chunks are larger than what may be had now.
+    const auto meta = RestoreCheckpoint(rank.runtime(), *rank.communicator,
+                                        *checkpoint, state.Restore(), options);
+    ASSERT_TRUE(meta.ok()) << meta.status();
+    state.ExpectFilled();
+    EXPECT_LE((*budget)->peak().host, 16 << 10);
+
+    const auto none = MemoryBudget::Create({0, 8000});
+    SaveOptions small;
+    small.budget = none->get();
+    EXPECT_EQ(
+        SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                       "small", state.Lease(), model.Meta(3), small)
+            .status()
+            .code(),
+        absl::StatusCode::kInvalidArgument);
+    EXPECT_FALSE(fs::exists(path("small")));
+    const auto partials = ListPartials(directory_.path());
+    ASSERT_TRUE(partials.ok());
+    EXPECT_TRUE(partials->empty());
+  });
+}
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void WriteAll(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+TEST_F(SaveRestoreTest, TheSameStateGivesTheSameFiles) {
+  const FakeBoxes boxes = FlatBoxes(model_, 3, random_);
+  SaveOk("a", boxes, 5);
+  SaveOk("b", boxes, 5);
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(path("a"))) {
+    const std::string name = entry.path().filename();
+    EXPECT_EQ(ReadAll(path("a/" + name)), ReadAll(path("b/" + name))) << name;
+    ++files;
+  }
+  EXPECT_GE(files, 1 + 2 * 3);
+}
+
+// --- Damage ---
+
+TEST_F(SaveRestoreTest, DamageIsFoundAndNamed) {
+  const FakeBoxes boxes = RowBoxes(model_, 2, random_);
+  SaveOk("c", boxes, 5);
+  const auto problems = [&] {
+    VerifyOptions options;
+    options.buffer_bytes = 4096;
+    const absl::StatusOr<VerifyReport> report =
+        VerifyCheckpoint(path("c"), options);
+    EXPECT_TRUE(report.ok()) << report.status();
+    std::string all;
+    for (const absl::Status& problem : report->problems) {
+      absl::StrAppend(&all, problem.message(), "\n");
+    }
+    return all;
+  };
+  ASSERT_EQ(problems(), "");
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(path("c"))) {
+    names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  const RestoreOptions wanted = Wanted(model_);
+  const int flips = LongTestStride() == 1 ? 40 : 4;
+  for (const std::string& name : names) {
+    SCOPED_TRACE(name);
+    const std::string file = path("c/" + name);
+    const std::string good = ReadAll(file);
+    for (int i = 0; i < flips; ++i) {
+      std::string bad = good;
+      bad[random_() % bad.size()] ^= static_cast<char>(1 << random_() % 8);
+      WriteAll(file, bad);
+      EXPECT_TRUE(absl::StrContains(problems(), name));
+    }
+    for (const size_t size : {size_t{0}, good.size() / 2, good.size() - 1}) {
+      WriteAll(file, good.substr(0, size));
+      EXPECT_TRUE(absl::StrContains(problems(), name));
+    }
+    WriteAll(file, good + "x");
+    EXPECT_TRUE(absl::StrContains(problems(), name));
+    fs::remove(file);
+    if (name == "manifest") {
+      EXPECT_NE(problems(), "");
+    } else {
+      EXPECT_TRUE(absl::StrContains(problems(), name));
+    }
+    for (const absl::Status& status :
+         Restore("c", model_, FlatBoxes(model_, 1, random_), wanted)) {
+      EXPECT_FALSE(status.ok());
+    }
+    WriteAll(file, good);
+  }
+  ASSERT_EQ(problems(), "");
+  const std::string stray = "rank-00000-of-00009.index";
+  WriteAll(path("c/" + stray), "");
+  EXPECT_TRUE(absl::StrContains(problems(), stray));
+}
+
+// Load finds damage in what it reads: here in everything.
+TEST_F(SaveRestoreTest, DamagedDataIsNotRestored) {
+  SaveOk("c", FlatBoxes(model_, 2, random_), 5);
+  const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path("c"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  for (const Checkpoint::DataFile& file : checkpoint->files()) {
+    const std::string good = ReadAll(file.path);
+    std::string bad = good;
+    bad[bad.size() - 1] ^= 1;
+    WriteAll(file.path, bad);
+    const auto statuses =
+        Restore("c", model_, FlatBoxes(model_, 3, random_), Wanted(model_));
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), file.path)) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "rank ")) << status;
+    }
+    WriteAll(file.path, good);
+  }
+}
+
+// --- Other trainers ---
+
+TEST_F(SaveRestoreTest, WhatDiffersIsNamedAndNothingWritten) {
+  SaveOk("c", FlatBoxes(model_, 2, random_), 5);
+  const auto expect =
+      [&](const char* message,
+          const std::function<void(std::vector<FakeTensor>&)>& change_model,
+          const std::function<void(RestoreOptions&)>& change_options) {
+        SCOPED_TRACE(message);
+        std::vector<FakeTensor> tensors = model_.tensors();
+        if (change_model) change_model(tensors);
+        const FakeModel model(tensors, 7);
+        RestoreOptions options = Wanted(model);
+        if (change_options) change_options(options);
+        const FakeBoxes boxes = FlatBoxes(model, 2, random_);
+        RunRanks(World(2), [&](Rank& rank) {
+          FakeState state(model, boxes[rank.rank()], rank.runtime(), false);
+          absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path("c"));
+          ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+          const absl::Status status =
+              RestoreCheckpoint(rank.runtime(), *rank.communicator, *checkpoint,
+                                state.Restore(), options)
+                  .status();
+          EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition)
+              << status;
+          EXPECT_TRUE(absl::StrContains(status.message(), message)) << status;
+          EXPECT_FALSE(state.written());
+        });
+      };
+  using Tensors = std::vector<FakeTensor>;
+  expect("lacks the parameter \"more\"",
+         [](Tensors& t) {
+           t.push_back({"more", StateKind::kMaster, StateType::kFloat32, {3}});
+         },
+         {});
+  expect("has a parameter \"one\", which the trainer has not",
+         [](Tensors& t) { t.pop_back(); }, {});
+  expect("has \"state.w.exp_avg_sq\", which the trainer has not",
+         [](Tensors& t) { t.erase(t.begin() + 2); }, {});
+  expect("lacks \"state.half.exp_avg_sq\"",
+         [](Tensors& t) {
+           t.insert(
+               t.begin() + 5,
+               {"half", StateKind::kExpAvgSq, StateType::kFloat32, {9001}, 1});
+         },
+         {});
+  expect(
+      "has \"state.w.master_param\" of shape [7, 3000], the trainer has "
+      "[3000, 7]",
+      [](Tensors& t) {
+        for (int i = 0; i < 3; ++i) t[i].shape = {3000, 7};
+      },
+      {});
+  expect("has \"state.w.exp_avg\" of type bf16, the trainer has fp32",
+         [](Tensors& t) { t[1].type = StateType::kFloat32; }, {});
+  expect(
+      "has \"state.half.master_param\" of type scaled fp16, the trainer "
+      "has fp32",
+      [](Tensors& t) { t[3].type = StateType::kFloat32; }, {});
+  expect("has the parameter \"one\" in group 1, the trainer has it in group 0",
+         [](Tensors& t) { t.back().group = 0; }, {});
+  expect(
+      "has weight_decay 0.25 in group 0, the trainer has 0.5", {},
+      [](RestoreOptions& options) { options.groups[0].weight_decay = 0.5f; });
+  expect("has beta1 0.9 in group 1", {},
+         [](RestoreOptions& options) { options.groups[1].beta1 = 0.8f; });
+  expect("has mode L2 in group 1, the trainer has AdamW", {},
+         [](RestoreOptions& options) {
+           options.groups[1].mode = WeightDecay::kAdamW;
+         });
+  expect("has 2 parameter groups, the trainer has 3", {},
+         [](RestoreOptions& options) { options.groups.emplace_back(); });
+}
+
+TEST_F(SaveRestoreTest, ReorderedParametersAndAnotherLrAreTaken) {
+  SaveOk("c", FlatBoxes(model_, 2, random_), 5);
+  std::vector<FakeTensor> tensors = model_.tensors();
+  // The bits of a tensor follow from its place in the model.
+  RestoreOptions options = Wanted(model_);
+  for (StateGroup& group : options.groups) {
+    std::reverse(group.parameters.begin(), group.parameters.end());
+    group.lr = 17;
+  }
+  for (const absl::Status& status :
+       Restore("c", model_, FlatBoxes(model_, 3, random_), options)) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(meta_.groups[0].lr, model_.Meta(5).groups[0].lr);
+  EXPECT_EQ(meta_.groups[0].parameters, options.groups[0].parameters);
+}
+
+// --- Failures ---
+
+TEST_F(SaveRestoreTest, AFailureOfOneRankIsThatOfAll) {
+  const FakeBoxes boxes = FlatBoxes(model_, 4, random_);
+  const auto none = MemoryBudget::Create({0, 0});
+  const auto results =
+      Save("c", boxes, model_.Meta(5), [&](int rank, SaveOptions& options) {
+        if (rank == 2) options.budget = none->get();
+      });
+  for (const absl::Status& status : results) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 2: the budget of 0"))
+        << status;
+  }
+  EXPECT_TRUE(fs::is_empty(directory_.path()));
+}
+
+TEST_F(SaveRestoreTest, RanksThatSaveAnotherStepAreNamed) {
+  const FakeBoxes boxes = FlatBoxes(model_, 3, random_);
+  std::vector<absl::Status> results(3);
+  RunRanks(World(3), [&](Rank& rank) {
+    FakeState state(model_, boxes[rank.rank()], rank.runtime(), false);
+    results[rank.rank()] =
+        SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                       "c", state.Lease(),
+                       model_.Meta(rank.rank() == 1 ? 6 : 5), SmallChunks())
+            .status();
+  });
+  for (const absl::Status& status : results) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 saves another"))
+        << status;
+  }
+  EXPECT_TRUE(fs::is_empty(directory_.path()));
+}
+
+TEST_F(SaveRestoreTest, ARankThatIsGoneFailsTheOthersInTime) {
+  const FakeBoxes boxes = FlatBoxes(model_, 4, random_);
+  std::vector<absl::Status> results(4);
+  RankOptions options = World(4);
+  options.timeout = std::chrono::seconds(20);
+  RunRanks(options, [&](Rank& rank) {
+    if (rank.rank() == 3) return;
+    FakeState state(model_, boxes[rank.rank()], rank.runtime(), false);
+    results[rank.rank()] =
+        SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                       "c", state.Lease(), model_.Meta(5), SmallChunks())
+            .status();
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(absl::StrContains(results[rank].message(), "rank 3"))
+        << results[rank];
+  }
+  EXPECT_FALSE(fs::exists(path("c")));
+}
+
+TEST_F(SaveRestoreTest, AnExistingTargetStays) {
+  const FakeBoxes boxes = FlatBoxes(model_, 2, random_);
+  SaveOk("c", boxes, 5);
+  const std::string manifest = ReadAll(path("c/manifest"));
+  for (const absl::Status& status : Save("c", boxes, model_.Meta(6))) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists) << status;
+  }
+  EXPECT_EQ(ReadAll(path("c/manifest")), manifest);
+  for (const char* name : {"", ".", "a/b", ".."}) {
+    for (const absl::Status& status : Save(name, boxes, model_.Meta(6))) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    }
+  }
+}
+
+TEST_F(SaveRestoreTest, TheNewestAreFoundAndKept) {
+  const FakeBoxes boxes = FlatBoxes(model_, 1, random_);
+  for (const int64_t step : {9, 100, 20, 3}) {
+    SaveOk(absl::StrCat("step-", step), boxes, step);
+  }
+  std::string damaged = ReadAll(path("step-20/manifest"));
+  damaged[damaged.size() / 2] ^= 4;
+  WriteAll(path("step-20/manifest"), damaged);
+  const auto found = FindCheckpoints(directory_.path());
+  ASSERT_TRUE(found.ok()) << found.status();
+  std::string names;
+  for (const FoundCheckpoint& checkpoint : *found) {
+    absl::StrAppend(&names, checkpoint.name, checkpoint.status.ok() ? "" : "!",
+                    " ");
+  }
+  EXPECT_EQ(names, "step-100 step-9 step-3 step-20! ");
+  EXPECT_EQ(KeepLast(directory_.path(), 0).code(),
+            absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(KeepLast(directory_.path(), 2).ok());
+  EXPECT_FALSE(fs::exists(path("step-3")));
+  EXPECT_TRUE(fs::exists(path("step-9")));
+  EXPECT_TRUE(fs::exists(path("step-20")));
+  EXPECT_TRUE(fs::exists(path("step-100")));
+}
+
+}  // namespace
+}  // namespace onepass
