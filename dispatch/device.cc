@@ -25,12 +25,20 @@ absl::Status CheckNotNull(absl::string_view call, absl::string_view name,
 // The check of the operation that there is.
 struct OperationCheck {
   absl::Status operator()(const AdamStepArgs& args) const {
-    return CheckAdamStep(device.gradient_types(), device.moment_types(),
-                         device.copy_types(), args);
+    return CheckAdam(args);
+  }
+  absl::Status operator()(const DeferredAdamStepArgs& args) const {
+    return CheckAdam(args);
   }
   template <typename Args>
   absl::Status operator()(const Args& args) const {
     return CheckArgs(args);
+  }
+
+  template <typename Args>
+  absl::Status CheckAdam(const Args& args) const {
+    return CheckAdamStep(device.gradient_types(), device.moment_types(),
+                         device.copy_types(), args);
   }
 
   const Device& device;

@@ -59,8 +59,8 @@ class Device;
 using DeviceOperation =
     std::variant<AdamStepArgs, AccumulateArgs, ScaleArgs, CastArgs,
                  SquaredNormArgs, AbsMaxArgs, SplitRemainderArgs,
-                 JoinRemainderArgs, QuantizeArgs, DequantizeArgs,
-                 SumLeavesArgs>;
+                 JoinRemainderArgs, QuantizeArgs, DequantizeArgs, SumLeavesArgs,
+                 AdvanceStepArgs, DeferredAdamStepArgs>;
 
 // A place on a stream, and the time when the stream came by.
 class Event {

@@ -326,6 +326,8 @@ TEST(DeviceCheckTest, EachOperation) {
       {QuantizeArgs{1, &x}, "quantize: codes is null"},
       {DequantizeArgs{1, &x, &x}, "dequantize: out is null"},
       {SumLeavesArgs{1}, "sum_leaves: leaf_sums is null"},
+      {AdvanceStepArgs{}, "advance_step: step is null"},
+      {DeferredAdamStepArgs{}, "adam_step: grad_type is fp32, expected fp16"},
   };
   static_assert(std::size(cases) == std::variant_size_v<DeviceOperation>);
   for (const auto& [operation, problem] : cases) {

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "dispatch/adam_constants.h"
 #include "dispatch/fp_environment.h"
 #include "dispatch/host_buffer.h"
 #include "dispatch/return_if_error.h"
@@ -134,6 +135,16 @@ struct RunOperation {
   void operator()(const DequantizeArgs& args) const { kernel.dequantize(args); }
   void operator()(const SumLeavesArgs& args) const {
     for (int64_t i = 0; i < args.count; ++i) args.sum->Add(args.leaf_sums[i]);
+  }
+  void operator()(const AdvanceStepArgs& args) const {
+    ++*args.step;
+    *args.constants = ComputeConstants(args.rule, *args.lr, *args.step);
+  }
+  void operator()(const DeferredAdamStepArgs& args) const {
+    AdamStepArgs step = args.step;
+    step.constants = *args.constants;
+    step.constants.decay_mode = args.step.constants.decay_mode;
+    kernel.adam_step(step);
   }
 
   const KernelOperations& kernel;

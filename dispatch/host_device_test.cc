@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "dispatch/adam_constants.h"
 #include "dispatch/device.h"
 #include "dispatch/dtype.h"
 #include "dispatch/host_buffer.h"
@@ -630,6 +631,36 @@ TEST_P(HostDeviceOperationsTest, HaveTheBitsOfTheCpu) {
   EXPECT_OK(stream->Synchronize());
   EXPECT_TRUE(expected == actual);
   EXPECT_EQ(device->Calls(Call::kRun), 4);
+}
+
+TEST_P(HostDeviceOperationsTest, DeferredConstantsAreThoseOfWhenItRuns) {
+  const AdamRule rule = {0.8f, 0.95f, 1e-6f, 0.1f, WeightDecay::kAdamW};
+  Arrays expected;
+  for (const auto& [lr, t] : {std::pair(0.5f, 7), std::pair(0.25f, 8)}) {
+    AdamStepArgs args = expected.Adam();
+    args.constants = ComputeConstants(rule, lr, t);
+    EXPECT_OK(AdamStep(*GetParam(), *MakePool(1), args));
+  }
+  const auto device = MakeDevice({}, *GetParam());
+  const auto stream = Take(device->CreateStream());
+  Arrays actual;
+  int64_t step = 6;
+  float lr = 0.5f;
+  AdamConstants constants;
+  DeferredAdamStepArgs deferred = {actual.Adam(), &constants};
+  deferred.step.constants = {};
+  deferred.step.constants.decay_mode = WeightDecay::kAdamW;
+  // What a graph captures: the same operations each time.
+  const std::vector<DeviceOperation> captured = {
+      AdvanceStepArgs{&step, &lr, &constants, rule}, deferred};
+  EXPECT_OK(stream->Run(captured));
+  EXPECT_OK(stream->Synchronize());
+  EXPECT_EQ(step, 7);
+  lr = 0.25f;
+  EXPECT_OK(stream->Run(captured));
+  EXPECT_OK(stream->Synchronize());
+  EXPECT_EQ(step, 8);
+  EXPECT_TRUE(expected == actual);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, HostDeviceOperationsTest,

@@ -114,6 +114,19 @@ absl::Status CheckFinite(absl::string_view operation, absl::string_view name,
                                          ", expected a finite number"));
 }
 
+absl::Status CheckDecayMode(absl::string_view operation, absl::string_view name,
+                            WeightDecay decay_mode) {
+  switch (decay_mode) {
+    case WeightDecay::kNone:
+    case WeightDecay::kL2:
+    case WeightDecay::kAdamW:
+      return absl::OkStatus();
+  }
+  return Invalid(operation,
+                 absl::StrCat(name, " is ", static_cast<int>(decay_mode),
+                              ", expected a WeightDecay"));
+}
+
 // Whether the constants can be those of a step; offload/adam_options.h makes
 // none that cannot.
 absl::Status CheckConstants(absl::string_view operation,
@@ -134,16 +147,12 @@ absl::Status CheckConstants(absl::string_view operation,
     absl::Status status = CheckFinite(operation, constant.name, constant.value);
     if (!status.ok()) return status;
   }
-  switch (c.decay_mode) {
-    case WeightDecay::kNone:
-    case WeightDecay::kL2:
-    case WeightDecay::kAdamW:
-      return absl::OkStatus();
-  }
-  return Invalid(operation, absl::StrCat("constants.decay_mode is ",
-                                         static_cast<int>(c.decay_mode),
-                                         ", expected a WeightDecay"));
+  return CheckDecayMode(operation, "constants.decay_mode", c.decay_mode);
 }
+
+// Their spans are of so many words.
+constexpr int64_t kConstantsWord = alignof(AdamConstants);
+constexpr int64_t kConstantsWords = sizeof(AdamConstants) / kConstantsWord;
 
 // `elements` elements of `type` further on.
 template <typename Pointer>
@@ -225,6 +234,22 @@ absl::Status CheckAdamStep(DTypeSet gradient_types, DTypeSet moment_types,
 absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args) {
   return CheckAdamStep(kernel.gradient_types, kernel.moment_types,
                        kernel.copy_types, args);
+}
+
+absl::Status CheckAdamStep(DTypeSet gradient_types, DTypeSet moment_types,
+                           DTypeSet copy_types,
+                           const DeferredAdamStepArgs& args) {
+  const AdamStepArgs& step = args.step;
+  ONEPASS_RETURN_IF_ERROR(
+      CheckAdamStep(gradient_types, moment_types, copy_types, step));
+  return CheckSpans(
+      "adam_step", step.numel,
+      {OfNumel(kConstantsWords,
+               {"constants", args.constants, kConstantsWord, true}),
+       Span{"param", step.param, sizeof(float)},
+       Span{"exp_avg", step.exp_avg, ByteSize(step.exp_avg_type)},
+       Span{"exp_avg_sq", step.exp_avg_sq, ByteSize(step.exp_avg_sq_type)},
+       Optional({"copy", step.copy, ByteSize(step.copy_type)})});
 }
 
 AdamStepArgs AdamStepPart(const AdamStepArgs& args, int64_t offset,
@@ -397,6 +422,37 @@ absl::Status CheckArgs(const SumLeavesArgs& args) {
                     {Span{"leaf_sums", args.leaf_sums, sizeof(double)},
                      OfNumel(kWords, {"sum", args.sum, kWord, true})},
                     "count");
+}
+
+absl::Status CheckArgs(const AdvanceStepArgs& args) {
+  constexpr absl::string_view kName = "advance_step";
+  const AdamRule& rule = args.rule;
+  const struct {
+    absl::string_view name;
+    float value;
+    bool valid;
+    absl::string_view expected;
+  } numbers[] = {
+      {"beta1", rule.beta1, rule.beta1 >= 0 && rule.beta1 < 1, "in [0, 1)"},
+      {"beta2", rule.beta2, rule.beta2 >= 0 && rule.beta2 < 1, "in [0, 1)"},
+      {"eps", rule.eps, std::isfinite(rule.eps) && rule.eps >= 0,
+       "a finite number of at least 0"},
+      {"weight_decay", rule.weight_decay,
+       std::isfinite(rule.weight_decay) && rule.weight_decay >= 0,
+       "a finite number of at least 0"}};
+  for (const auto& number : numbers) {
+    if (number.valid) continue;
+    return Invalid(kName,
+                   absl::StrCat("rule.", number.name, " is ", number.value,
+                                ", expected ", number.expected));
+  }
+  ONEPASS_RETURN_IF_ERROR(
+      CheckDecayMode(kName, "rule.decay_mode", rule.decay_mode));
+  return CheckSpans(kName, 1,
+                    {Span{"step", args.step, sizeof(int64_t), true},
+                     Span{"lr", args.lr, sizeof(float)},
+                     OfNumel(kConstantsWords, {"constants", args.constants,
+                                               kConstantsWord, true})});
 }
 
 absl::Status CheckArgs(const AbsMaxArgs& args) {

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "dispatch/adam_constants.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "dispatch/norm_sum.h"
@@ -35,6 +36,23 @@ struct SumLeavesArgs {
   NormSum* sum = nullptr;             // in, out; zeroed memory is a sum of 0
 };
 
+// For steps whose number and learning rate live where the operations run, so
+// that a captured sequence of them is right each time it is run:
+// step = step + 1, and constants = ComputeConstants(rule, lr, step). Values
+// there that make no sense are not found.
+struct AdvanceStepArgs {
+  int64_t* step = nullptr;             // in, out: updates until now
+  const float* lr = nullptr;           // in
+  AdamConstants* constants = nullptr;  // out
+  AdamRule rule;
+};
+
+// An AdamStepArgs of whose constants all but decay_mode are read when it runs.
+struct DeferredAdamStepArgs {
+  AdamStepArgs step;
+  const AdamConstants* constants = nullptr;  // in
+};
+
 // Whether two stretches of memory share a byte.
 bool MemoryOverlaps(const void* a, int64_t a_bytes, const void* b,
                     int64_t b_bytes);
@@ -44,6 +62,9 @@ bool MemoryOverlaps(const void* a, int64_t a_bytes, const void* b,
 absl::Status CheckAdamStep(DTypeSet gradient_types, DTypeSet moment_types,
                            DTypeSet copy_types, const AdamStepArgs& args);
 absl::Status CheckAdamStep(const Kernel& kernel, const AdamStepArgs& args);
+absl::Status CheckAdamStep(DTypeSet gradient_types, DTypeSet moment_types,
+                           DTypeSet copy_types,
+                           const DeferredAdamStepArgs& args);
 absl::Status CheckArgs(const AccumulateArgs& args);
 absl::Status CheckArgs(const ScaleArgs& args);
 absl::Status CheckArgs(const CastArgs& args);
@@ -54,6 +75,7 @@ absl::Status CheckArgs(const JoinRemainderArgs& args);
 absl::Status CheckArgs(const QuantizeArgs& args);
 absl::Status CheckArgs(const DequantizeArgs& args);
 absl::Status CheckArgs(const SumLeavesArgs& args);
+absl::Status CheckArgs(const AdvanceStepArgs& args);
 
 absl::Status AdamStep(const Kernel& kernel, ThreadPool& pool,
                       const AdamStepArgs& args);

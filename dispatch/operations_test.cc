@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "dispatch/adam_constants.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "dispatch/norm_sum.h"
@@ -529,6 +530,64 @@ TEST(OperationsRefusalTest, SumLeaves) {
   EXPECT_EQ(error(args), "sum_leaves: sum overlaps leaf_sums");
   args.leaf_sums = reinterpret_cast<const double*>(end);
   EXPECT_TRUE(CheckArgs(args).ok());
+}
+
+TEST(OperationsRefusalTest, AdvanceStep) {
+  int64_t step = 0;
+  float lr = 1;
+  AdamConstants constants;
+  const AdvanceStepArgs good = {&step, &lr, &constants, AdamRule()};
+  EXPECT_TRUE(CheckArgs(good).ok());
+  const auto refused = [&](const std::function<void(AdvanceStepArgs&)>& change,
+                           const std::string& problem) {
+    AdvanceStepArgs args = good;
+    change(args);
+    const absl::Status status = CheckArgs(args);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(StartsWith("advance_step: "), HasSubstr(problem)));
+  };
+  using Args = AdvanceStepArgs;
+  refused([](Args& a) { a.step = nullptr; }, "step is null");
+  refused([](Args& a) { a.lr = nullptr; }, "lr is null");
+  refused([](Args& a) { a.constants = nullptr; }, "constants is null");
+  refused([&](Args& a) { a.lr = &constants.decay; }, "constants overlaps lr");
+  refused([&](Args& a) { a.lr = reinterpret_cast<float*>(&step) + 1; },
+          "step overlaps lr");
+  refused([](Args& a) { a.rule.beta1 = 1; },
+          "rule.beta1 is 1, expected in [0, 1)");
+  refused([](Args& a) { a.rule.beta2 = kNaN; }, "rule.beta2 is nan");
+  refused([](Args& a) { a.rule.eps = -1; }, "rule.eps is -1");
+  refused([](Args& a) { a.rule.weight_decay = kInfinity; },
+          "rule.weight_decay is inf");
+  refused([](Args& a) { a.rule.decay_mode = static_cast<WeightDecay>(7); },
+          "rule.decay_mode is 7");
+}
+
+TEST(OperationsRefusalTest, DeferredAdamStep) {
+  std::vector<float> state(64);
+  AdamConstants constants;
+  DeferredAdamStepArgs args;
+  args.step.numel = 1;
+  args.step.param = &state[0];
+  args.step.grad = &state[1];
+  args.step.exp_avg = &state[2];
+  args.step.exp_avg_sq = &state[3];
+  args.constants = &constants;
+  const auto check = [&] { return CheckAdamStep({kF32}, {kF32}, {}, args); };
+  EXPECT_TRUE(check().ok());
+  args.constants = nullptr;
+  EXPECT_EQ(check().message(), "adam_step: constants is null, numel is 1");
+  // Its last word is the first moment.
+  static_assert(sizeof(AdamConstants) == 40);
+  args.step.exp_avg = &state[19];
+  args.constants = reinterpret_cast<const AdamConstants*>(&state[10]);
+  EXPECT_EQ(check().message(), "adam_step: constants overlaps exp_avg");
+  args.constants = reinterpret_cast<const AdamConstants*>(&state[20]);
+  EXPECT_TRUE(check().ok());
+  args.step.exp_avg_type = kBF16;
+  EXPECT_EQ(check().message(),
+            "adam_step: exp_avg_type is bf16, expected fp32");
 }
 
 TEST(OperationsRefusalTest, AdamStepOfTypes) {

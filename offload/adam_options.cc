@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "dispatch/adam_constants.h"
 #include "dispatch/fp_environment.h"
 
 namespace onepass {
@@ -28,46 +29,17 @@ absl::Status CheckBeta(absl::string_view name, double value) {
                      "at least 0 and, rounded to fp32, below 1");
 }
 
-// base^t by binary exponentiation from the lowest bit of t up: a fixed sequence
-// of double multiplications, where pow() differs between platforms in the last
-// bit.
-double Power(double base, int64_t t) {
-  double result = 1;
-  for (; t > 0; t >>= 1) {
-    if ((t & 1) != 0) result *= base;
-    base *= base;
-  }
-  return result;
-}
-
 // Not inlined: its arithmetic may not leave the environment its caller sets.
-[[gnu::noinline]] void Compute(const AdamOptions& options, int64_t t,
-                               AdamConstants& c) {
-  const float lr = static_cast<float>(options.lr);
-  c.beta1 = static_cast<float>(options.beta1);
-  c.beta2 = static_cast<float>(options.beta2);
-  c.one_minus_beta1 = 1.0f - c.beta1;
-  c.one_minus_beta2 = 1.0f - c.beta2;
-  c.eps = static_cast<float>(options.eps);
-  c.weight_decay = static_cast<float>(options.weight_decay);
-  double correction1 = 1;
-  double correction2 = 1;
-  if (options.bias_correction) {
-    correction1 = 1 - Power(c.beta1, t);
-    correction2 = 1 / std::sqrt(1 - Power(c.beta2, t));
-  }
-  c.step_size = static_cast<float>(-static_cast<double>(lr) / correction1);
-  c.bias_correction2 = static_cast<float>(correction2);
-  c.decay_mode = WeightDecay::kNone;
-  c.decay = 0;
-  if (c.weight_decay == 0) return;
-  if (options.mode == AdamOptions::Mode::kL2) {
-    c.decay_mode = WeightDecay::kL2;
-  } else {
-    c.decay_mode = WeightDecay::kAdamW;
-    c.decay = static_cast<float>(-static_cast<double>(lr) *
-                                 static_cast<double>(c.weight_decay));
-  }
+[[gnu::noinline]] void Round(const AdamOptions& options, AdamRule& rule) {
+  rule.beta1 = static_cast<float>(options.beta1);
+  rule.beta2 = static_cast<float>(options.beta2);
+  rule.eps = static_cast<float>(options.eps);
+  rule.weight_decay = static_cast<float>(options.weight_decay);
+  rule.decay_mode = rule.weight_decay == 0 ? WeightDecay::kNone
+                    : options.mode == AdamOptions::Mode::kL2
+                        ? WeightDecay::kL2
+                        : WeightDecay::kAdamW;
+  rule.bias_correction = options.bias_correction;
 }
 
 // Not inlined: it rounds to fp32, so neither may it.
@@ -110,7 +82,9 @@ absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
       return absl::InvalidArgumentError(
           absl::StrCat("step t is ", t, ", expected at least 1"));
     }
-    Compute(options, t, constants);
+    AdamRule rule;
+    Round(options, rule);
+    constants = ComputeConstants(rule, static_cast<float>(options.lr), t);
   }
   if (!std::isfinite(constants.step_size) || !std::isfinite(constants.decay)) {
     return absl::InvalidArgumentError(
@@ -118,6 +92,15 @@ absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
                      options.weight_decay, " at step ", t, " overflows fp32"));
   }
   return constants;
+}
+
+AdamRule ToAdamRule(const AdamOptions& options) {
+  AdamRule rule;
+  {
+    const ScopedFpEnvironment fp;
+    Round(options, rule);
+  }
+  return rule;
 }
 
 StateGroup ToStateGroup(const AdamOptions& options, int64_t step) {

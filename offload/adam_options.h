@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dispatch/adam_constants.h"
 #include "dispatch/kernel.h"
 #include "dispatch/state.h"
 
@@ -44,6 +45,10 @@ absl::Status ValidateAdamOptions(const AdamOptions& options);
 // below 1, or a step size that overflows fp32.
 absl::StatusOr<AdamConstants> ComputeAdamConstants(const AdamOptions& options,
                                                    int64_t t);
+
+// The same options for those who compute constants elsewhere; lr apart. Checks
+// nothing.
+AdamRule ToAdamRule(const AdamOptions& options);
 
 // What a checkpoint holds of a group: its options as fp32 values, which give
 // the constants of `options` again. Without names of parameters.
