@@ -1,5 +1,7 @@
 #include "dispatch/state.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace onepass {
 
 const char* Name(StateKind kind) {
@@ -47,6 +49,51 @@ const char* Name(StateType type) {
       return "int16 remainder";
   }
   return "unknown";
+}
+
+absl::StatusOr<int64_t> CheckBox(absl::Span<const int64_t> shape,
+                                 const Box& box) {
+  const auto product = [&](absl::Span<const int64_t> sizes, int64_t* result) {
+    *result = 1;
+    for (const int64_t size : sizes) {
+      if (size < 0 || __builtin_mul_overflow(*result, size, result)) {
+        return false;
+      }
+    }
+    return true;
+  };
+  int64_t whole;
+  int64_t numel;
+  if (!product(shape, &whole) || !product(box.extent, &numel) ||
+      box.offset.size() != box.extent.size()) {
+    return absl::InvalidArgumentError(
+        "shape or box has a negative size, or does not fit 64 bits");
+  }
+  // Of as many dimensions as the tensor, or a range of its elements.
+  const bool flat = box.extent.size() == 1 && shape.size() != 1;
+  const int64_t flat_shape[] = {whole};
+  const absl::Span<const int64_t> within =
+      flat ? absl::Span<const int64_t>(flat_shape) : shape;
+  if (box.extent.size() != within.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "box has ", box.extent.size(), " dimensions, expected 1 or the ",
+        shape.size(), " of its shape"));
+  }
+  for (size_t i = 0; i < within.size(); ++i) {
+    if (box.offset[i] < 0 || box.extent[i] > within[i] ||
+        box.offset[i] > within[i] - box.extent[i]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("box has [", box.offset[i], ", ", box.offset[i], " + ",
+                       box.extent[i], ") in dimension ", i, " of ", within[i]));
+    }
+  }
+  return numel;
+}
+
+bool HasLeavesOfTensor(absl::Span<const int64_t> shape, const Box& box) {
+  if (box.numel() == 0) return true;
+  if (box.extent.size() == 1) return box.offset[0] % kLeafNumel == 0;
+  return shape == absl::MakeConstSpan(box.extent);
 }
 
 }  // namespace onepass

@@ -23,6 +23,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "dispatch/kernel.h"
 
 namespace onepass {
@@ -85,6 +87,16 @@ struct Box {
     return n;
   }
 };
+
+// The elements of a box of a tensor of that shape. InvalidArgument says why
+// there can be none such.
+absl::StatusOr<int64_t> CheckBox(absl::Span<const int64_t> shape,
+                                 const Box& box);
+
+// Whether the leaves of a box are leaves of its tensor, so that scaled types
+// can be of it: it is the whole tensor, a range of its elements from a multiple
+// of a leaf on, or empty. Of a box that CheckBox() finds right.
+bool HasLeavesOfTensor(absl::Span<const int64_t> shape, const Box& box);
 
 // A range of the elements of one state tensor of one rank.
 struct StateView {

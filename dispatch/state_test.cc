@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dispatch/kernel.h"
 #include "gtest/gtest.h"
 
 namespace onepass {
@@ -38,6 +40,51 @@ TEST(BoxTest, CountsItsElements) {
   EXPECT_EQ((Box{{0, 1}, {3, 0}}).numel(), 0);
   constexpr int64_t kLarge = int64_t{1} << 31;
   EXPECT_EQ((Box{{0, 0}, {kLarge, 2}}).numel(), 2 * kLarge);
+}
+
+TEST(BoxTest, IsOfItsShape) {
+  const auto numel = [](const std::vector<int64_t>& shape, const Box& box) {
+    const absl::StatusOr<int64_t> numel = CheckBox(shape, box);
+    EXPECT_TRUE(numel.ok()) << numel.status();
+    return numel.value_or(-1);
+  };
+  EXPECT_EQ(numel({}, {}), 1);
+  EXPECT_EQ(numel({}, {{0}, {1}}), 1);
+  EXPECT_EQ(numel({3, 4}, {{1, 0}, {2, 4}}), 8);
+  EXPECT_EQ(numel({3, 4}, {{5}, {7}}), 7);  // flat
+  EXPECT_EQ(numel({3, 4}, {{12}, {0}}), 0);
+  EXPECT_EQ(numel({3, 0}, {{3, 0}, {0, 0}}), 0);
+  const auto problem = [](const std::vector<int64_t>& shape, const Box& box) {
+    const absl::Status status = CheckBox(shape, box).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  const std::string sizes =
+      "shape or box has a negative size, or does not fit 64 bits";
+  EXPECT_EQ(problem({-1}, {{0}, {0}}), sizes);
+  EXPECT_EQ(problem({3}, {{0}, {-1}}), sizes);
+  EXPECT_EQ(problem({3}, {{0, 0}, {1}}), sizes);
+  constexpr int64_t kLarge = int64_t{1} << 32;
+  EXPECT_EQ(problem({kLarge, kLarge}, {{0}, {1}}), sizes);
+  EXPECT_EQ(problem({3, 4, 5}, {{0, 0}, {1, 1}}),
+            "box has 2 dimensions, expected 1 or the 3 of its shape");
+  EXPECT_EQ(problem({3, 4}, {{1, 2}, {1, 3}}),
+            "box has [2, 2 + 3) in dimension 1 of 4");
+  EXPECT_EQ(problem({3, 4}, {{7}, {6}}),
+            "box has [7, 7 + 6) in dimension 0 of 12");
+  EXPECT_EQ(problem({3}, {{-1}, {1}}),
+            "box has [-1, -1 + 1) in dimension 0 of 3");
+}
+
+TEST(BoxTest, HasLeavesOfItsTensor) {
+  EXPECT_TRUE(HasLeavesOfTensor({}, {}));
+  EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{0, 0}, {100, 100}}));
+  EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{2 * kLeafNumel}, {17}}));
+  EXPECT_TRUE(HasLeavesOfTensor({10000}, {{kLeafNumel}, {5904}}));
+  EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{50, 50}, {50, 0}}));
+  EXPECT_FALSE(HasLeavesOfTensor({100, 100}, {{0, 0}, {99, 100}}));
+  EXPECT_FALSE(HasLeavesOfTensor({100, 100}, {{1}, {kLeafNumel}}));
+  EXPECT_FALSE(HasLeavesOfTensor({10000}, {{100}, {1}}));
 }
 
 class StateLeaseTest : public testing::Test {

@@ -105,40 +105,9 @@ absl::StatusOr<int64_t> CheckShard(const Shard& shard,
       !status.ok()) {
     return invalid(status.message());
   }
-  const auto product = [&](absl::Span<const int64_t> sizes, int64_t* result) {
-    *result = 1;
-    for (const int64_t size : sizes) {
-      if (size < 0 || __builtin_mul_overflow(*result, size, result)) {
-        return false;
-      }
-    }
-    return true;
-  };
-  const Box& box = shard.box;
-  int64_t whole;
-  int64_t numel;
-  if (!product(shard.shape, &whole) || !product(box.extent, &numel) ||
-      box.offset.size() != box.extent.size()) {
-    return invalid("shape or box has a negative size, or does not fit 64 bits");
-  }
-  // Of as many dimensions as the parameter, or a range of its flat elements.
-  const bool flat = box.extent.size() == 1 && shard.shape.size() != 1;
-  const int64_t flat_shape[] = {whole};
-  const absl::Span<const int64_t> within =
-      flat ? absl::Span<const int64_t>(flat_shape) : shard.shape;
-  if (box.extent.size() != within.size()) {
-    return invalid(absl::StrCat("box has ", box.extent.size(),
-                                " dimensions, expected 1 or the ",
-                                shard.shape.size(), " of its shape"));
-  }
-  for (size_t i = 0; i < within.size(); ++i) {
-    if (box.offset[i] < 0 || box.extent[i] > within[i] ||
-        box.offset[i] > within[i] - box.extent[i]) {
-      return invalid(absl::StrCat("box has [", box.offset[i], ", ",
-                                  box.offset[i], " + ", box.extent[i],
-                                  ") in dimension ", i, " of ", within[i]));
-    }
-  }
+  const absl::StatusOr<int64_t> checked = CheckBox(shard.shape, shard.box);
+  if (!checked.ok()) return invalid(checked.status().message());
+  const int64_t numel = *checked;
   if (numel == 0) return numel;
   if (shard.weights == nullptr) return invalid("weights is null");
   if (!Aligned(shard.weights, options.weights_type)) {
