@@ -93,6 +93,11 @@ double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+// Of masters and moments.
+StateType ToStateType(DType type) {
+  return type == DType::kFloat32 ? StateType::kFloat32 : StateType::kBFloat16;
+}
+
 // The number of elements of a shard, or what is wrong with it.
 absl::StatusOr<int64_t> CheckShard(const Shard& shard,
                                    const ShardOptimizerOptions& options) {
@@ -685,8 +690,10 @@ absl::Status ShardOptimizer::Impl::TakeDeviceMemory() {
     shard.device_index = static_cast<int>(parameters.size());
     shard.device_position = device_numel;
     device_numel += DeviceAdam::AlignedNumel(shard.device_numel());
-    parameters.push_back({shard.device_numel(), shards_[i].group,
-                          Weights(static_cast<int>(i), shard.cpu_numel)});
+    DeviceAdamParameter& parameter = parameters.emplace_back();
+    parameter.numel = shard.device_numel();
+    parameter.group = shards_[i].group;
+    parameter.weights = Weights(static_cast<int>(i), shard.cpu_numel);
   }
   ONEPASS_ASSIGN_OR_RETURN(
       device_leaf_sums_,
@@ -702,8 +709,8 @@ absl::Status ShardOptimizer::Impl::TakeDeviceMemory() {
   }
   DeviceAdamOptions adam_options;
   adam_options.weights_type = options_.weights_type;
-  adam_options.exp_avg_type = options_.exp_avg_type;
-  adam_options.exp_avg_sq_type = options_.exp_avg_sq_type;
+  adam_options.exp_avg_type = ToStateType(options_.exp_avg_type);
+  adam_options.exp_avg_sq_type = ToStateType(options_.exp_avg_sq_type);
   ONEPASS_ASSIGN_OR_RETURN(
       device_adam_,
       DeviceAdam::Create(device, adam_options, std::move(parameters)));
@@ -956,8 +963,7 @@ absl::Status ShardOptimizer::Impl::ForEachView(
           static_cast<int>(i), kind, [&](const Stretch& stretch) {
             StateView view;
             view.name = absl::StrCat("state.", shard.name, ".", Name(kind));
-            view.type = stretch.type == DType::kFloat32 ? StateType::kFloat32
-                                                        : StateType::kBFloat16;
+            view.type = ToStateType(stretch.type);
             view.shape = shard.shape;
             view.box = shard.box;
             view.offset = stretch.offset;
