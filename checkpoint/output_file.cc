@@ -102,7 +102,6 @@ absl::Status OutputFile::WriteBlocks(absl::Span<const char> blocks) {
                SetDirect(false)) {
       // Refused as a direct write, at this offset.
       direct_ = false;
-      begin_of_writeback_ = end_of_writeback_ = written_;
     } else {
       return written.status();
     }

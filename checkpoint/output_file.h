@@ -7,8 +7,8 @@
 //   RETURN_IF_ERROR(file->Close());          // only now it is on the disk
 //
 // Where direct writes are refused, as some filesystems do, when they begin or
-// later, the rest is written through the page cache; what was written before
-// the last two calls of Write() is on the disk by then, and out of the cache.
+// later, the rest is written through the page cache; once a call of Write() has
+// returned, what was written before it is on the disk, and out of the cache.
 
 #ifndef ONEPASS_CHECKPOINT_OUTPUT_FILE_H_
 #define ONEPASS_CHECKPOINT_OUTPUT_FILE_H_

@@ -88,7 +88,9 @@ TEST_F(SyscallInjectorTest, ListsCallsBelowTheDirectory) {
 TEST_F(SyscallInjectorTest, PathsAreResolved) {
   std::filesystem::create_directory(Path("real"));
   std::filesystem::create_symlink("real", Path("link"));
-  const auto calls = TraceFileCalls(directory_.path() + "/.", [this] {
+  const TempDirectory other_directory;
+  const std::string other_file = other_directory.path() + "/out";
+  const auto calls = TraceFileCalls(directory_.path() + "/.", [&] {
     const std::string other = Path("link") + "/../real//x";
     int file = syscall(SYS_openat, AT_FDCWD, other.c_str(), O_CREAT, 0600);
     const int copy = dup(file);
@@ -100,6 +102,10 @@ TEST_F(SyscallInjectorTest, PathsAreResolved) {
     syscall(SYS_mkdirat, here, "z/", 0700);
     syscall(SYS_fsync, here);
     syscall(SYS_unlinkat, AT_FDCWD, Path("link").c_str(), 0);
+    struct stat status;
+    syscall(SYS_newfstatat, copy, "", &status, AT_EMPTY_PATH);
+    // From elsewhere.
+    syscall(SYS_renameat2, AT_FDCWD, other_file.c_str(), here, "in", 0);
     // What fails is listed, too.
     syscall(SYS_openat, AT_FDCWD, nullptr, O_RDONLY);
     syscall(SYS_unlinkat, here, "/dev/null/none", 0);
@@ -107,10 +113,11 @@ TEST_F(SyscallInjectorTest, PathsAreResolved) {
   });
   ASSERT_TRUE(calls.ok()) << calls.status();
   EXPECT_EQ(Texts(*calls, directory_.path()),
-            (StringList{"openat D/real/x", "close D/real/x",
-                        "ftruncate D/real/x", "openat D/real/nothing/y",
-                        "openat D/real", "mkdirat D/real/z", "fsync D/real",
-                        "unlinkat D/link", "openat D/real"}));
+            (StringList{
+                "openat D/real/x", "close D/real/x", "ftruncate D/real/x",
+                "openat D/real/nothing/y", "openat D/real", "mkdirat D/real/z",
+                "fsync D/real", "unlinkat D/link", "newfstatat D/real/x",
+                "renameat2 " + other_file + " D/real/in", "openat D/real"}));
 }
 
 TEST_F(SyscallInjectorTest, KillsAtEachCall) {
@@ -170,8 +177,7 @@ TEST_F(SyscallInjectorTest, SaysWhereThereIsNoSuchCall) {
   EXPECT_EQ(killed->exit_status, 0);
   EXPECT_EQ(killed->signal, 0);
   EXPECT_TRUE(std::filesystem::exists(Path("b")));
-  const auto failed =
-      RunFailingAt(directory_.path(), 5, EIO, [this] { return 7; });
+  const auto failed = RunFailingAt(directory_.path(), 5, EIO, [] { return 7; });
   ASSERT_TRUE(failed.ok()) << failed.status();
   EXPECT_FALSE(failed->injected);
   EXPECT_EQ(failed->exit_status, 7);
