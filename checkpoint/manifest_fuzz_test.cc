@@ -1,7 +1,7 @@
 // Any bytes as the messages of a manifest and of indexes, in frames whose
 // checksums are right: these alone would keep a fuzzer out. The first byte says
-// what the others are: 'm' a manifest, 'i' the index of the only rank, any other
-// those of several ranks.
+// what the others are: 'm' a manifest, 'i' the index of the only rank, any
+// other those of several ranks.
 
 #include <algorithm>
 #include <cstddef>

@@ -805,10 +805,15 @@ TEST(IndexTest, EachTypeIsStoredAsItIs) {
           absl::StrAppend(&stored, ElementType_Name(tensor.element_type()));
         }
       }
-      const char* const kExact[] = {
-          "",           "ELEMENT_F32", "ELEMENT_F16", "ELEMENT_BF16",
-          "ELEMENT_U8", "ELEMENT_I16", "ELEMENT_F32", "ELEMENT_F16",
-          ""};
+      const char* const kExact[] = {"",
+                                    "ELEMENT_F32",
+                                    "ELEMENT_F16",
+                                    "ELEMENT_BF16",
+                                    "ELEMENT_U8",
+                                    "ELEMENT_I16",
+                                    "ELEMENT_F32",
+                                    "ELEMENT_F16",
+                                    ""};
       const char* const kUnscaled[] = {"",
                                        "ELEMENT_F32",
                                        "ELEMENT_F32",

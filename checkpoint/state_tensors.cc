@@ -21,18 +21,6 @@ std::string Sizes(absl::Span<const int64_t> sizes) {
   return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
 }
 
-// The product, or -1 where a factor is negative or it overflows.
-int64_t Product(absl::Span<const int64_t> sizes) {
-  int64_t product = 1;
-  bool fits = true;
-  for (const int64_t size : sizes) {
-    if (size < 0) return -1;
-    if (size == 0) return 0;
-    fits &= !__builtin_mul_overflow(product, size, &product);
-  }
-  return fits ? product : -1;
-}
-
 bool SameBox(const Box& a, const Box& b) {
   return a.offset == b.offset && a.extent == b.extent;
 }
@@ -88,7 +76,11 @@ SafetensorsType StoredType(StateType type, ExportForm form) {
   }
 }
 
-int64_t NumelOf(absl::Span<const int64_t> shape) { return Product(shape); }
+int64_t NumelOf(absl::Span<const int64_t> shape) {
+  int64_t numel = 1;
+  for (const int64_t size : shape) numel *= size;
+  return numel;
+}
 
 bool IsFlatRange(absl::Span<const int64_t> shape, const Box& box,
                  int64_t* begin) {
@@ -98,32 +90,6 @@ bool IsFlatRange(absl::Span<const int64_t> shape, const Box& box,
   }
   *begin = 0;
   return absl::MakeConstSpan(box.extent) == shape;
-}
-
-absl::Status CheckBox(absl::string_view name, absl::Span<const int64_t> shape,
-                      const Box& box) {
-  const int64_t numel = Product(shape);
-  if (numel < 0) {
-    return Invalid(name, absl::StrCat("has the shape ", Sizes(shape),
-                                      ", expected sizes of at least 0 whose "
-                                      "product fits into 64 bits"));
-  }
-  const bool flat = box.extent.size() == 1 && shape.size() != 1;
-  const absl::Span<const int64_t> limits =
-      flat ? absl::Span<const int64_t>(&numel, 1) : shape;
-  bool inside =
-      box.extent.size() == limits.size() && box.offset.size() == limits.size();
-  for (size_t d = 0; inside && d < limits.size(); ++d) {
-    inside = box.offset[d] >= 0 && box.extent[d] >= 0 &&
-             box.offset[d] <= limits[d] &&
-             box.extent[d] <= limits[d] - box.offset[d];
-  }
-  if (inside) return absl::OkStatus();
-  return Invalid(
-      name,
-      absl::StrCat("has the box of offset ", Sizes(box.offset), " and extent ",
-                   Sizes(box.extent), ", expected one inside the shape ",
-                   Sizes(shape), " or of the range of its elements"));
 }
 
 absl::StatusOr<StateTensors> StateTensors::Create(
@@ -165,8 +131,16 @@ absl::StatusOr<StateTensors> StateTensors::Create(
 }
 
 absl::Status StateTensors::Check(const StateTensor& tensor) const {
-  ONEPASS_RETURN_IF_ERROR(CheckBox(tensor.name, tensor.shape, tensor.box));
-  const int64_t numel = tensor.box.numel();
+  const absl::StatusOr<int64_t> checked = CheckBox(tensor.shape, tensor.box);
+  if (!checked.ok()) {
+    return Invalid(
+        tensor.name,
+        absl::StrCat("has shape ", Sizes(tensor.shape), " and a box of offset ",
+                     Sizes(tensor.box.offset), " and extent ",
+                     Sizes(tensor.box.extent), ": ",
+                     checked.status().message()));
+  }
+  const int64_t numel = *checked;
   int64_t end = 0;
   for (const StateView* view : tensor.views) {
     if (view->type != tensor.type || view->shape != tensor.shape ||
@@ -198,11 +172,7 @@ absl::Status StateTensors::Check(const StateTensor& tensor) const {
                                              " elements, expected the ", numel,
                                              " of its box"));
   }
-  int64_t begin = 0;
-  if (IsScaled(tensor.type) && numel > 0 &&
-      (!IsFlatRange(tensor.shape, tensor.box, &begin) ||
-       begin % kLeafNumel != 0 ||
-       (numel % kLeafNumel != 0 && begin + numel != Product(tensor.shape)))) {
+  if (IsScaled(tensor.type) && !HasLeavesOfTensor(tensor.shape, tensor.box)) {
     return Invalid(tensor.name,
                    absl::StrCat("is of type ", Name(tensor.type),
                                 ", which needs a range of the tensor's "
@@ -242,7 +212,7 @@ void StateTensors::AddArrays(int index) {
   const int64_t count = LeafCount(tensor.numel);
   arrays_.push_back({ScalesName(tensor.name),
                      SafetensorsType::kF32,
-                     {LeafCount(Product(tensor.shape))},
+                     {LeafCount(NumelOf(tensor.shape))},
                      {{begin / kLeafNumel}, {count}},
                      count,
                      index,

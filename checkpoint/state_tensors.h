@@ -111,11 +111,6 @@ class StateTensors {
   bool on_device_ = false;
 };
 
-// InvalidArgument, which `name`s the tensor: the box does not lie in the shape,
-// or has another number of dimensions and not one, or sizes overflow.
-absl::Status CheckBox(absl::string_view name, absl::Span<const int64_t> shape,
-                      const Box& box);
-
 // Elements of a whole shape that CheckBox() took.
 int64_t NumelOf(absl::Span<const int64_t> shape);
 

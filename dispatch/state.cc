@@ -92,8 +92,13 @@ absl::StatusOr<int64_t> CheckBox(absl::Span<const int64_t> shape,
 
 bool HasLeavesOfTensor(absl::Span<const int64_t> shape, const Box& box) {
   if (box.numel() == 0) return true;
-  if (box.extent.size() == 1) return box.offset[0] % kLeafNumel == 0;
-  return shape == absl::MakeConstSpan(box.extent);
+  if (shape == absl::MakeConstSpan(box.extent)) return true;
+  if (box.extent.size() != 1) return false;
+  int64_t whole = 1;
+  for (const int64_t size : shape) whole *= size;
+  return box.offset[0] % kLeafNumel == 0 &&
+         (box.extent[0] % kLeafNumel == 0 ||
+          box.offset[0] + box.extent[0] == whole);
 }
 
 }  // namespace onepass

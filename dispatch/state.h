@@ -94,8 +94,9 @@ absl::StatusOr<int64_t> CheckBox(absl::Span<const int64_t> shape,
                                  const Box& box);
 
 // Whether the leaves of a box are leaves of its tensor, so that scaled types
-// can be of it: it is the whole tensor, a range of its elements from a multiple
-// of a leaf on, or empty. Of a box that CheckBox() finds right.
+// can be of it: it is the whole tensor, a range of its elements that begins at
+// a multiple of a leaf and ends at one or with the tensor, or empty. Of a box
+// that CheckBox() finds right.
 bool HasLeavesOfTensor(absl::Span<const int64_t> shape, const Box& box);
 
 // A range of the elements of one state tensor of one rank.
