@@ -79,12 +79,14 @@ TEST(BoxTest, IsOfItsShape) {
 TEST(BoxTest, HasLeavesOfItsTensor) {
   EXPECT_TRUE(HasLeavesOfTensor({}, {}));
   EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{0, 0}, {100, 100}}));
-  EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{2 * kLeafNumel}, {17}}));
+  EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{2 * kLeafNumel}, {1808}}));
+  EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{0}, {2 * kLeafNumel}}));
   EXPECT_TRUE(HasLeavesOfTensor({10000}, {{kLeafNumel}, {5904}}));
   EXPECT_TRUE(HasLeavesOfTensor({100, 100}, {{50, 50}, {50, 0}}));
   EXPECT_FALSE(HasLeavesOfTensor({100, 100}, {{0, 0}, {99, 100}}));
   EXPECT_FALSE(HasLeavesOfTensor({100, 100}, {{1}, {kLeafNumel}}));
   EXPECT_FALSE(HasLeavesOfTensor({10000}, {{100}, {1}}));
+  EXPECT_FALSE(HasLeavesOfTensor({10000}, {{kLeafNumel}, {17}}));
 }
 
 class StateLeaseTest : public testing::Test {

@@ -190,7 +190,7 @@ absl::Status DeviceAdam::CheckParameters(
           StateName(parameter, kArrayKinds[kind]), " cannot be ",
           Name(*types[kind]),
           ": its box is neither the whole parameter nor a range of its "
-          "elements that begins at a multiple of ",
+          "elements that is cut at multiples of ",
           kLeafNumel));
     }
   }
