@@ -474,6 +474,21 @@ TEST_P(QuantizeTest, AnyMagnitude) {
   Check(x);
 }
 
+TEST_P(QuantizeTest, TiesAreThoseOfATrueQuotient) {
+  // A product with the inverse of a scale is not exact where the quotient is.
+  std::mt19937 random(6);
+  std::vector<float> x;
+  for (int scale = 3; scale < 100; scale += 2) {
+    for (int64_t i = 0; i < kLeafNumel; ++i) {
+      const uint32_t code = random() % format().largest;
+      const double tie = (format().Value(code) + format().Value(code + 1)) / 2;
+      x.push_back(static_cast<float>(std::min(tie, largest_code()) * scale));
+    }
+    x.back() = static_cast<float>(largest_code() * scale);
+  }
+  Check(x);
+}
+
 TEST_P(QuantizeTest, ALeafThatIsNotFiniteShowsInItsScaleAlone) {
   std::vector<float> x = ValuesUpTo(3, 4 * kLeafNumel);
   x[kLeafNumel + 17] = -std::numeric_limits<float>::infinity();
