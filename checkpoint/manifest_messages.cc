@@ -119,14 +119,46 @@ std::string Fingerprint(const CheckpointMeta& meta, ExportForm form,
   return absl::StrCat(Name(form), ":", manifest.SerializeAsString());
 }
 
-absl::Status FillIndex(const StateTensors& tensors, const StateFiles& files,
-                       const CheckpointMeta& meta, checkpoint::Index& index) {
+absl::Status FillTensors(const std::vector<StoredArray>& arrays,
+                         ExportForm form, const CheckpointMeta& meta,
+                         checkpoint::Index& index) {
   absl::flat_hash_map<std::string, int64_t> step_of;  // of the parameters
   for (const StateGroup& group : meta.groups) {
     for (const std::string& name : group.parameters) step_of[name] = group.step;
   }
   index.set_leaf(kLeafNumel);
   index.set_checksum_algorithm(checkpoint::CHECKSUM_XXH3_64);
+  const bool exact = form == ExportForm::kExact;
+  std::string name;  // of the tensor; its scales follow it
+  for (const StoredArray& array : arrays) {
+    if (!array.scales) name = array.name;
+    checkpoint::Tensor& tensor = *index.add_tensors();
+    tensor.set_name(array.name);
+    tensor.set_element_type(ToMessage(array.type));
+    tensor.set_state_type(array.scales ? checkpoint::STATE_SCALES
+                                       : ToMessage(array.state_type));
+    tensor.set_form(exact ? checkpoint::FORM_EXACT : checkpoint::FORM_UNSCALED);
+    tensor.mutable_shape()->Add(array.shape.begin(), array.shape.end());
+    tensor.mutable_offset()->Add(array.box.offset.begin(),
+                                 array.box.offset.end());
+    tensor.mutable_extent()->Add(array.box.extent.begin(),
+                                 array.box.extent.end());
+    if (exact && IsScaled(array.state_type) && !array.scales) {
+      tensor.set_scales(ScalesName(array.name));
+    }
+    const std::string parameter = ParameterOf(name);
+    const auto step = step_of.find(parameter);
+    if (step == step_of.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("state \"", name, "\" is of the parameter \"", parameter,
+                       "\", which is in no group"));
+    }
+    tensor.set_step(step->second);
+  }
+  return absl::OkStatus();
+}
+
+void FillFiles(const StateFiles& files, checkpoint::Index& index) {
   for (const StoredFile& stored : files.files()) {
     checkpoint::DataFile& file = *index.add_files();
     file.set_name(stored.name);
@@ -134,34 +166,10 @@ absl::Status FillIndex(const StateTensors& tensors, const StateFiles& files,
     file.set_header_length(stored.header_bytes);
     file.set_header_checksum(stored.header_checksum);
   }
-  for (size_t i = 0; i < tensors.arrays().size(); ++i) {
-    const StoredArray& array = tensors.arrays()[i];
-    const StateTensor& state = tensors.tensor_of(array);
-    checkpoint::Tensor& tensor = *index.add_tensors();
-    tensor.set_name(array.name);
-    tensor.set_element_type(ToMessage(array.type));
-    tensor.set_state_type(array.scales ? checkpoint::STATE_SCALES
-                                       : ToMessage(state.type));
-    const bool exact = tensors.form() == ExportForm::kExact;
-    tensor.set_form(exact ? checkpoint::FORM_EXACT : checkpoint::FORM_UNSCALED);
-    tensor.mutable_shape()->Add(array.shape.begin(), array.shape.end());
-    tensor.mutable_offset()->Add(array.box.offset.begin(),
-                                 array.box.offset.end());
-    tensor.mutable_extent()->Add(array.box.extent.begin(),
-                                 array.box.extent.end());
-    if (exact && IsScaled(state.type) && !array.scales) {
-      tensor.set_scales(ScalesName(state.name));
-    }
-    const std::string parameter = ParameterOf(state.name);
-    const auto step = step_of.find(parameter);
-    if (step == step_of.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("state \"", state.name, "\" is of the parameter \"",
-                       parameter, "\", which is in no group"));
-    }
-    tensor.set_step(step->second);
-    tensor.set_file(files.file_of(static_cast<int>(i)));
-    for (const StoredChunk& stored : files.chunks_of(static_cast<int>(i))) {
+  for (int i = 0; i < index.tensors_size(); ++i) {
+    checkpoint::Tensor& tensor = *index.mutable_tensors(i);
+    tensor.set_file(files.file_of(i));
+    for (const StoredChunk& stored : files.chunks_of(i)) {
       checkpoint::Chunk& chunk = *tensor.add_chunks();
       chunk.set_offset(stored.offset);
       chunk.set_length(stored.bytes);
@@ -170,7 +178,6 @@ absl::Status FillIndex(const StateTensors& tensors, const StateFiles& files,
       chunk.set_checksum(stored.checksum);
     }
   }
-  return absl::OkStatus();
 }
 
 void FillManifest(const CheckpointMeta& meta, CheckpointLayout layout,

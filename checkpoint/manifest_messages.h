@@ -4,8 +4,10 @@
 #define ONEPASS_CHECKPOINT_MANIFEST_MESSAGES_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "checkpoint/manifest.pb.h"
 #include "checkpoint/meta.h"
 #include "checkpoint/safetensors.h"
@@ -32,9 +34,13 @@ std::string ParameterOf(absl::string_view tensor);
 std::string Fingerprint(const CheckpointMeta& meta, ExportForm form,
                         CheckpointLayout layout);
 
-// Files and tensors of this rank.
-absl::Status FillIndex(const StateTensors& tensors, const StateFiles& files,
-                       const CheckpointMeta& meta, checkpoint::Index& index);
+// Adds arrays to an index, without their files. InvalidArgument: one is of a
+// parameter that is in no group.
+absl::Status FillTensors(const std::vector<StoredArray>& arrays,
+                         ExportForm form, const CheckpointMeta& meta,
+                         checkpoint::Index& index);
+// Adds the files that its tensors, in order, were written to.
+void FillFiles(const StateFiles& files, checkpoint::Index& index);
 // All but what ranks have; groups without parameters.
 void FillManifest(const CheckpointMeta& meta, CheckpointLayout layout,
                   checkpoint::Manifest& manifest);

@@ -4,19 +4,24 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/export_state.h"
 #include "checkpoint/files.h"
 #include "checkpoint/find.h"
+#include "checkpoint/gather_state.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/manifest_messages.h"
 #include "checkpoint/publish.h"
 #include "checkpoint/state_files.h"
+#include "dispatch/host_buffer.h"
 #include "dispatch/kernel.h"
 #include "dispatch/return_if_error.h"
 
@@ -37,16 +42,19 @@ struct Plan {
   MemoryBudget::Bytes taken;
 };
 
+// Where `arrays` are written, and as many more chunks are needed.
 absl::StatusOr<Plan> MakePlan(const StateTensors& tensors,
+                              const std::vector<StoredArray>& arrays,
                               const SaveOptions& options,
-                              const MemoryBudget& budget) {
+                              const MemoryBudget& budget, int more_chunks) {
   Plan plan;
   // One for each file that is being filled, one that is being written, and one
   // more where there is room.
-  const int files = StateFiles::FileCount(tensors.arrays());
+  const int files = StateFiles::FileCount(arrays);
   plan.buffers = std::max(files, 1) + 2;
+  const int chunks = plan.buffers + more_chunks;
   int64_t total = 0;
-  for (const StoredArray& array : tensors.arrays()) total += array.bytes();
+  for (const StoredArray& array : arrays) total += array.bytes();
   const auto down = [](int64_t bytes) {
     return bytes / kOutputAlignment * kOutputAlignment;
   };
@@ -59,14 +67,14 @@ absl::StatusOr<Plan> MakePlan(const StateTensors& tensors,
   if (plan.chunk_bytes < kOutputAlignment) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the budget of ", host, " bytes of the host, in chunks of ",
-        options.chunk_bytes, ", is too small for ", plan.buffers,
+        options.chunk_bytes, ", is too small for ", chunks,
         " chunks of at least ", kOutputAlignment, " bytes"));
   }
   // Of the device one chunk of fp32 values, where something is converted.
   plan.scratch_bytes =
       std::min(budget.limit().device,
                std::max(options.chunk_bytes, kLeafNumel * int64_t{4}));
-  plan.taken.host = plan.chunk_bytes * plan.buffers;
+  plan.taken.host = plan.chunk_bytes * chunks;
   plan.taken.device =
       tensors.on_device() && options.granularity == ExportGranularity::kChunk &&
               options.form != ExportForm::kExact
@@ -92,12 +100,26 @@ class Saver {
  private:
   // Rank 0 makes the directory, and all see that it is the same.
   absl::Status Begin(const absl::Status& mine);
-  // This rank's files; the message of its index's file.
+  // This rank's files. What it tells rank 0 of them.
   absl::StatusOr<std::string> WriteFiles(const StateTensors& tensors);
-  absl::Status WriteIndex(const StateTensors& tensors, const StateFiles& files);
+  // The same of whole tensors, on rank 0. Collective; an error is that of all.
+  absl::StatusOr<std::string> WriteWhole(const StateTensors& tensors);
+  absl::StatusOr<StateTransfer> MakeTransfer(const StateTensors& tensors,
+                                             const Plan& plan);
+  absl::StatusOr<std::unique_ptr<StateFiles>> MakeFiles(
+      const StateTensors& tensors, const Plan& plan);
+  // `files` may be null: there are none.
+  absl::StatusOr<std::string> WriteIndex(checkpoint::Index index,
+                                         const StateFiles* files);
   // On rank 0, from what each rank said of its index.
   absl::Status WriteManifest(const std::vector<std::string>& entries);
   absl::Status Publish();
+  // What all ranks have to have alike.
+  std::string Fingerprint() const {
+    return absl::StrCat(
+        name_, options_.full ? " full " : " sharded ",
+        onepass::Fingerprint(meta_, options_.form, options_.layout));
+  }
   // After all agreed on an error.
   void RemoveWritten();
 
@@ -112,7 +134,6 @@ class Saver {
   std::unique_ptr<MemoryBudget> own_budget_;
   MemoryBudget* budget_ = nullptr;
   PartialDirectory partial_;
-  checkpoint::RankEntry entry_;
   SaveReport report_;
 };
 
@@ -133,8 +154,11 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
       StateTensors::Create(lease.views(), options_.form);
   status.Update(tensors.status());
   ONEPASS_RETURN_IF_ERROR(Begin(status));
+  const absl::StatusOr<std::string> entry =
+      options_.full ? WriteWhole(*tensors) : WriteFiles(*tensors);
   absl::StatusOr<std::vector<std::string>> entries =
-      ExchangeOrFail(communicator_, WriteFiles(*tensors));
+      IsAgreed(entry.status()) ? entry.status()
+                               : ExchangeOrFail(communicator_, entry);
   if (!entries.ok()) {
     if (IsAgreed(entries.status())) RemoveWritten();
     return entries.status();
@@ -175,7 +199,7 @@ absl::Status Saver::Begin(const absl::Status& mine) {
     }
   } else {
     // What must be the same as on rank 0.
-    said = Fingerprint(meta_, options_.form, options_.layout);
+    said = Fingerprint();
   }
   absl::StatusOr<std::vector<std::string>> all =
       ExchangeOrFail(communicator_, said);
@@ -187,8 +211,7 @@ absl::Status Saver::Begin(const absl::Status& mine) {
       partial_.path = (*all)[0].substr(kNonceSize);
       status = CheckNonce(partial_.path, partial_.nonce);
     } else {
-      const std::string own =
-          Fingerprint(meta_, options_.form, options_.layout);
+      const std::string own = Fingerprint();
       for (size_t rank = 1; rank < all->size() && status.ok(); ++rank) {
         if ((*all)[rank] == own) continue;
         status = absl::FailedPreconditionError(absl::StrCat(
@@ -205,65 +228,139 @@ absl::Status Saver::Begin(const absl::Status& mine) {
 
 absl::StatusOr<std::string> Saver::WriteFiles(const StateTensors& tensors) {
   Plan plan;
-  ONEPASS_ASSIGN_OR_RETURN(plan, MakePlan(tensors, options_, *budget_));
+  ONEPASS_ASSIGN_OR_RETURN(
+      plan, MakePlan(tensors, tensors.arrays(), options_, *budget_, 0));
   MemoryBudget::Share share;
   ONEPASS_ASSIGN_OR_RETURN(share, budget_->Take(plan.taken));
-  StateTransferOptions transfer_options;
-  transfer_options.scratch_bytes = plan.scratch_bytes;
-  transfer_options.granularity = options_.granularity;
-  absl::StatusOr<StateTransfer> transfer =
-      StateTransfer::Create(runtime_, tensors, transfer_options);
+  absl::StatusOr<StateTransfer> transfer = MakeTransfer(tensors, plan);
   ONEPASS_RETURN_IF_ERROR(transfer.status());
-  StateFilesOptions files_options;
-  files_options.directory = partial_.path;
-  files_options.prefix = RankName(communicator_.rank(), communicator_.size());
-  files_options.chunk_bytes = plan.chunk_bytes;
-  files_options.buffers = plan.buffers;
-  files_options.pinned = tensors.on_device();
-  files_options.file = options_.file;
   std::unique_ptr<StateFiles> files;
-  ONEPASS_ASSIGN_OR_RETURN(files, StateFiles::Create(runtime_, files_options));
+  ONEPASS_ASSIGN_OR_RETURN(files, MakeFiles(tensors, plan));
   ONEPASS_RETURN_IF_ERROR(ExportState(tensors, *transfer, *files));
-  report_.direct = files->direct();
-  for (const StoredFile& file : files->files()) report_.bytes += file.bytes;
-  ONEPASS_RETURN_IF_ERROR(WriteIndex(tensors, *files));
-  ONEPASS_RETURN_IF_ERROR(SyncDirectory(partial_.path));
-  return entry_.SerializeAsString();
+  checkpoint::Index index;
+  ONEPASS_RETURN_IF_ERROR(
+      FillTensors(tensors.arrays(), tensors.form(), meta_, index));
+  return WriteIndex(std::move(index), files.get());
 }
 
-absl::Status Saver::WriteIndex(const StateTensors& tensors,
-                               const StateFiles& files) {
+absl::StatusOr<std::string> Saver::WriteWhole(const StateTensors& tensors) {
+  WholeState whole;
+  ONEPASS_ASSIGN_OR_RETURN(whole,
+                           FindWholeState(communicator_, tensors, meta_));
+  // Chunks are the same on all ranks: as the smallest budget has them.
+  Plan plan;
+  const std::vector<StoredArray> nothing;
+  const std::vector<StoredArray>& written = root() ? whole.arrays : nothing;
+  absl::StatusOr<std::string> chunk_bytes;
+  {
+    const absl::StatusOr<Plan> planned =
+        MakePlan(tensors, written, options_, *budget_, 2);
+    if (planned.ok()) {
+      plan = *planned;
+      chunk_bytes = absl::StrCat(plan.chunk_bytes);
+    } else {
+      chunk_bytes = planned.status();
+    }
+  }
+  std::vector<std::string> all;
+  ONEPASS_ASSIGN_OR_RETURN(all, ExchangeOrFail(communicator_, chunk_bytes));
+  for (const std::string& text : all) {
+    int64_t bytes = 0;
+    if (absl::SimpleAtoi(text, &bytes) && bytes < plan.chunk_bytes) {
+      plan.taken.host = plan.taken.host / plan.chunk_bytes * bytes;
+      plan.chunk_bytes = bytes;
+    }
+  }
+  MemoryBudget::Share share;
+  HostBuffer buffer;
+  std::unique_ptr<StateFiles> files;
+  std::optional<StateTransfer> transfer;
+  const auto prepare = [&]() -> absl::Status {
+    ONEPASS_ASSIGN_OR_RETURN(share, budget_->Take(plan.taken));
+    HostBufferOptions memory;
+    memory.huge_pages = false;
+    ONEPASS_ASSIGN_OR_RETURN(
+        buffer,
+        HostBuffer::Create(runtime_.pool, 2 * plan.chunk_bytes, memory));
+    absl::StatusOr<StateTransfer> made = MakeTransfer(tensors, plan);
+    ONEPASS_RETURN_IF_ERROR(made.status());
+    transfer.emplace(*std::move(made));
+    if (!root()) return absl::OkStatus();
+    ONEPASS_ASSIGN_OR_RETURN(files, MakeFiles(tensors, plan));
+    return absl::OkStatus();
+  };
+  ONEPASS_RETURN_IF_ERROR(Agree(communicator_, prepare()));
+  ONEPASS_RETURN_IF_ERROR(GatherState(communicator_, tensors, *transfer, whole,
+                                      buffer.span<char>(), files.get()));
   checkpoint::Index index;
+  if (root()) index = std::move(whole.index);
+  index.set_leaf(kLeafNumel);
+  index.set_checksum_algorithm(checkpoint::CHECKSUM_XXH3_64);
+  return WriteIndex(std::move(index), files.get());
+}
+
+absl::StatusOr<StateTransfer> Saver::MakeTransfer(const StateTensors& tensors,
+                                                  const Plan& plan) {
+  StateTransferOptions options;
+  options.scratch_bytes = plan.scratch_bytes;
+  options.granularity = options_.granularity;
+  return StateTransfer::Create(runtime_, tensors, options);
+}
+
+absl::StatusOr<std::unique_ptr<StateFiles>> Saver::MakeFiles(
+    const StateTensors& tensors, const Plan& plan) {
+  StateFilesOptions options;
+  options.directory = partial_.path;
+  options.prefix = RankName(communicator_.rank(), communicator_.size());
+  options.chunk_bytes = plan.chunk_bytes;
+  options.buffers = plan.buffers;
+  options.sharded = !options_.full;
+  options.pinned = tensors.on_device();
+  options.file = options_.file;
+  return StateFiles::Create(runtime_, options);
+}
+
+absl::StatusOr<std::string> Saver::WriteIndex(checkpoint::Index index,
+                                              const StateFiles* files) {
   index.set_rank(communicator_.rank());
   index.set_world(communicator_.size());
-  ONEPASS_RETURN_IF_ERROR(FillIndex(tensors, files, meta_, index));
+  if (files != nullptr) {
+    FillFiles(*files, index);
+    report_.direct = files->direct();
+    for (const StoredFile& file : files->files()) report_.bytes += file.bytes;
+  }
   std::string bytes;
   ONEPASS_ASSIGN_OR_RETURN(bytes, EncodeIndex(index));
   const std::string name = absl::StrCat(
       RankName(communicator_.rank(), communicator_.size()), ".index");
   ONEPASS_RETURN_IF_ERROR(WriteSmallFile(JoinPath(partial_.path, name), bytes));
-  checkpoint::RankIndex& rank_index = *entry_.mutable_index();
+  ONEPASS_RETURN_IF_ERROR(SyncDirectory(partial_.path));
+  checkpoint::RankEntry entry;
+  checkpoint::RankIndex& rank_index = *entry.mutable_index();
   rank_index.set_rank(communicator_.rank());
   rank_index.set_file(name);
   rank_index.set_length(static_cast<int64_t>(bytes.size()));
   rank_index.set_checksum(Checksum(bytes));
-  for (const StoredFile& file : files.files()) {
-    checkpoint::File& entry = *entry_.add_files();
-    entry.set_name(file.name);
-    entry.set_length(file.bytes);
+  for (const checkpoint::DataFile& stored : index.files()) {
+    checkpoint::File& file = *entry.add_files();
+    file.set_name(stored.name());
+    file.set_length(stored.length());
   }
   for (const StateGroup& group : meta_.groups) {
-    checkpoint::Names& names = *entry_.add_groups();
-    for (const std::string& name : group.parameters) names.add_names(name);
+    checkpoint::Names& names = *entry.add_groups();
+    for (const std::string& parameter : group.parameters) {
+      names.add_names(parameter);
+    }
   }
-  return absl::OkStatus();
+  return entry.SerializeAsString();
 }
 
 absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
   checkpoint::Manifest manifest;
   FillManifest(meta_, options_.layout, manifest);
   manifest.set_world(communicator_.size());
-  manifest.set_distribution(checkpoint::DISTRIBUTION_SHARDED);
+  manifest.set_distribution(options_.full ? checkpoint::DISTRIBUTION_FULL
+                                          : checkpoint::DISTRIBUTION_SHARDED);
   std::vector<absl::flat_hash_set<std::string>> names(meta_.groups.size());
   for (const std::string& text : entries) {
     checkpoint::RankEntry entry;

@@ -39,6 +39,9 @@ namespace onepass {
 struct SaveOptions {
   ExportForm form = ExportForm::kExact;
   CheckpointLayout layout = CheckpointLayout::kFlat;
+  // Whole tensors, gathered a chunk at a time and written by rank 0, instead of
+  // each rank's own parts.
+  bool full = false;
   // What the save may take, on each rank, of the device and of the host, of
   // memory that grows with tensors. Null: one of its own of kDefaultBudget.
   MemoryBudget* budget = nullptr;

@@ -1,17 +1,13 @@
 // Checkpoints of ranks on threads: saved, verified, restored at any number of
 // ranks, refused where they are damaged or of another trainer.
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <memory>
+#include <iterator>
 #include <random>
 #include <string>
 #include <utility>
@@ -21,13 +17,18 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/fake_state.h"
 #include "checkpoint/find.h"
+#include "checkpoint/manifest.pb.h"
 #include "checkpoint/memory_budget.h"
+#include "checkpoint/meta.h"
 #include "checkpoint/publish.h"
 #include "checkpoint/restore.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/save.h"
+#include "checkpoint/state_tensors.h"
 #include "checkpoint/verify.h"
 #include "dispatch/kernel.h"
 #include "dispatch/state.h"
@@ -297,6 +298,103 @@ TEST_F(SaveRestoreTest, TheSameStateGivesTheSameFiles) {
     ++files;
   }
   EXPECT_GE(files, 1 + 2 * 3);
+}
+
+// --- Whole tensors ---
+
+TEST_F(SaveRestoreTest, FullIsWholeTensorsOfRankZero) {
+  for (const int world : {1, 3, 4}) {
+    SCOPED_TRACE(world);
+    const std::string name = absl::StrCat("full-", world);
+    const FakeBoxes boxes = world == 3 ? RowBoxes(model_, world, random_)
+                                       : FlatBoxes(model_, world, random_);
+    const auto results =
+        Save(name, boxes, model_.Meta(5),
+             [](int, SaveOptions& options) { options.full = true; });
+    for (const absl::Status& status : results) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path(name));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ(checkpoint->manifest().distribution(),
+              checkpoint::DISTRIBUTION_FULL);
+    for (size_t i = 0; i < model_.tensors().size(); ++i) {
+      const FakeTensor& tensor = model_.tensors()[i];
+      SCOPED_TRACE(tensor.name());
+      const Checkpoint::Tensor& saved = checkpoint->tensors().at(tensor.name());
+      ASSERT_EQ(saved.pieces.size(), 1u);
+      EXPECT_EQ(saved.pieces[0].box.extent, tensor.shape);
+      std::vector<char> buffer(4096);
+      std::vector<char> whole(static_cast<size_t>(saved.bytes()));
+      const int64_t element = ByteSize(saved.type);
+      ASSERT_TRUE(checkpoint
+                      ->Read(saved, saved.pieces[0].box, absl::MakeSpan(buffer),
+                             [&](int64_t first, int64_t n, const char* data) {
+                               std::copy(data, data + n * element,
+                                         whole.begin() + first * element);
+                               return absl::OkStatus();
+                             })
+                      .ok());
+      EXPECT_TRUE(whole == model_.bytes(static_cast<int>(i)));
+    }
+    for (const absl::Status& status :
+         Restore(name, model_, FlatBoxes(model_, 2, random_), Wanted(model_))) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+TEST_F(SaveRestoreTest, FullTakesChunksOfEachRank) {
+  const FakeBoxes boxes = FlatBoxes(model_, 3, random_);
+  RunRanks(World(3), [&](Rank& rank) {
+    FakeState state(model_, boxes[rank.rank()], rank.runtime(), true);
+    state.Fill();
+    const auto budget = MemoryBudget::Create({0, 64 << 10});
+    SaveOptions options;
+    options.full = true;
+    options.budget = budget->get();
+    const auto report =
+        SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                       "c", state.Lease(), model_.Meta(5), options);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_LE(report->peak.host, 64 << 10);
+    EXPECT_EQ(report->bytes > 0, rank.rank() == 0);
+  });
+  const auto report = VerifyCheckpoint(path("c"), {});
+  ASSERT_TRUE(report.ok());
+  EXPECT_TRUE(report->problems.empty()) << report->problems[0];
+}
+
+TEST_F(SaveRestoreTest, FullOfRanksThatDoNotFitTogetherIsRefused) {
+  FakeBoxes boxes = FlatBoxes(model_, 2, random_);
+  // The first parameter of rank 1 is that of rank 0.
+  for (int i = 0; i < 3; ++i) boxes[1][i] = boxes[0][i];
+  const auto results =
+      Save("c", boxes, model_.Meta(5),
+           [](int, SaveOptions& options) { options.full = true; });
+  for (const absl::Status& status : results) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(absl::StrContains(status.message(), "state.w.")) << status;
+  }
+  EXPECT_TRUE(fs::is_empty(directory_.path()));
+}
+
+TEST_F(SaveRestoreTest, AFailureWhileGatheringIsThatOfAll) {
+  const FakeBoxes boxes = FlatBoxes(model_, 4, random_);
+  const auto none = MemoryBudget::Create({0, 0});
+  for (const int failing : {0, 2}) {
+    const auto results =
+        Save("c", boxes, model_.Meta(5), [&](int rank, SaveOptions& options) {
+          options.full = true;
+          if (rank == failing) options.budget = none->get();
+        });
+    for (const absl::Status& status : results) {
+      EXPECT_TRUE(absl::StrContains(
+          status.message(), absl::StrCat("rank ", failing, ": the budget")))
+          << status;
+    }
+    EXPECT_TRUE(fs::is_empty(directory_.path()));
+  }
 }
 
 // --- Damage ---

@@ -205,7 +205,8 @@ absl::Status StateTensors::FindParam(
 void StateTensors::AddArrays(int index) {
   const StateTensor& tensor = tensors_[index];
   arrays_.push_back({tensor.name, StoredType(tensor.type, form_), tensor.shape,
-                     tensor.box, tensor.numel, index, /*scales=*/false});
+                     tensor.box, tensor.numel, index, tensor.type,
+                     /*scales=*/false});
   if (!IsScaled(tensor.type) || form_ != ExportForm::kExact) return;
   int64_t begin = 0;
   IsFlatRange(tensor.shape, tensor.box, &begin);
@@ -216,6 +217,7 @@ void StateTensors::AddArrays(int index) {
                      {{begin / kLeafNumel}, {count}},
                      count,
                      index,
+                     tensor.type,
                      /*scales=*/true});
 }
 

@@ -62,6 +62,7 @@ struct StoredArray {
   Box box;
   int64_t numel;  // of the box
   int tensor;
+  StateType state_type;  // of the tensor
   bool scales;
 
   int64_t bytes() const { return numel * ByteSize(type); }
