@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -25,7 +28,7 @@ void OutputFile::FreeBlock::operator()(char* block) const { std::free(block); }
 
 absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(
     std::string path, const OutputFileOptions& options) {
-  auto output = absl::WrapUnique(new OutputFile);
+  auto output = absl::WrapUnique(new OutputFile(options.bytes_per_second));
   output->block_.reset(static_cast<char*>(
       std::aligned_alloc(kOutputAlignment, kOutputAlignment)));
   if (output->block_ == nullptr) {
@@ -89,7 +92,18 @@ absl::Status OutputFile::Append(absl::Span<const char> data) {
     ONEPASS_RETURN_IF_ERROR(WriteBlocks({block_.get(), kOutputAlignment}));
   }
   size_ += data.size();
+  Throttle(static_cast<int64_t>(data.size()));
   return direct_ ? absl::OkStatus() : WriteBack();
+}
+
+void OutputFile::Throttle(int64_t bytes) {
+  if (bytes_per_second_ <= 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> takes(
+      static_cast<double>(bytes) / static_cast<double>(bytes_per_second_));
+  due_ = std::max(due_, now) +
+         std::chrono::duration_cast<std::chrono::steady_clock::duration>(takes);
+  std::this_thread::sleep_until(due_);
 }
 
 absl::Status OutputFile::WriteBlocks(absl::Span<const char> blocks) {

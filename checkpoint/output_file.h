@@ -13,6 +13,7 @@
 #ifndef ONEPASS_CHECKPOINT_OUTPUT_FILE_H_
 #define ONEPASS_CHECKPOINT_OUTPUT_FILE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -30,6 +31,9 @@ inline constexpr int64_t kOutputAlignment = 4096;
 struct OutputFileOptions {
   // Whether direct writes are tried.
   bool direct = true;
+  // Of a file, at most, so that a save leaves the disk to others. 0: as fast as
+  // it goes.
+  int64_t bytes_per_second = 0;
 };
 
 // Open, closed or failed: after an error each call returns that error, and what
@@ -70,8 +74,11 @@ class OutputFile {
     void operator()(char* block) const;
   };
 
-  OutputFile() = default;
+  explicit OutputFile(int64_t bytes_per_second)
+      : bytes_per_second_(bytes_per_second) {}
 
+  // Waits until `bytes` more may have been written.
+  void Throttle(int64_t bytes);
   // Write() and Close() without the state.
   absl::Status Append(absl::Span<const char> data);
   absl::Status Finish();
@@ -83,6 +90,9 @@ class OutputFile {
   absl::Status WriteBack();
   absl::Status Failed(absl::Status status);
 
+  const int64_t bytes_per_second_;
+  // When what was written until now may have been.
+  std::chrono::steady_clock::time_point due_;
   FileHandle file_;
   State state_ = State::kOpen;
   absl::Status error_;

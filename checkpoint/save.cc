@@ -104,6 +104,7 @@ class Saver {
   absl::StatusOr<std::string> WriteFiles(const StateTensors& tensors);
   // The same of whole tensors, on rank 0. Collective; an error is that of all.
   absl::StatusOr<std::string> WriteWhole(const StateTensors& tensors);
+  void OpenFence(const StateTensors& tensors, int tensor);
   absl::StatusOr<StateTransfer> MakeTransfer(const StateTensors& tensors,
                                              const Plan& plan);
   absl::StatusOr<std::unique_ptr<StateFiles>> MakeFiles(
@@ -131,6 +132,7 @@ class Saver {
   const std::string name_;
   const CheckpointMeta& meta_;
   const SaveOptions& options_;
+  StateFences* fences_ = nullptr;
   std::unique_ptr<MemoryBudget> own_budget_;
   MemoryBudget* budget_ = nullptr;
   PartialDirectory partial_;
@@ -141,6 +143,7 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
   const auto begin = Clock::now();
   report_.path = JoinPath(parent_, name_);
   budget_ = options_.budget;
+  fences_ = lease.fences();
   absl::Status status;
   if (budget_ == nullptr) {
     auto own = MemoryBudget::Create(kDefaultBudget);
@@ -159,6 +162,8 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
   absl::StatusOr<std::vector<std::string>> entries =
       IsAgreed(entry.status()) ? entry.status()
                                : ExchangeOrFail(communicator_, entry);
+  // Whatever came out, nothing is read any more.
+  if (fences_ != nullptr) fences_->OpenAll();
   if (!entries.ok()) {
     if (IsAgreed(entries.status())) RemoveWritten();
     return entries.status();
@@ -236,7 +241,11 @@ absl::StatusOr<std::string> Saver::WriteFiles(const StateTensors& tensors) {
   ONEPASS_RETURN_IF_ERROR(transfer.status());
   std::unique_ptr<StateFiles> files;
   ONEPASS_ASSIGN_OR_RETURN(files, MakeFiles(tensors, plan));
-  ONEPASS_RETURN_IF_ERROR(ExportState(tensors, *transfer, *files));
+  ONEPASS_RETURN_IF_ERROR(
+      ExportState(tensors, *transfer, *files, [&](int tensor) {
+        OpenFence(tensors, tensor);
+        return absl::OkStatus();
+      }));
   checkpoint::Index index;
   ONEPASS_RETURN_IF_ERROR(
       FillTensors(tensors.arrays(), tensors.form(), meta_, index));
@@ -299,11 +308,23 @@ absl::StatusOr<std::string> Saver::WriteWhole(const StateTensors& tensors) {
   return WriteIndex(std::move(index), files.get());
 }
 
+// A shard's tensors follow each other; behind a fence there is one shard.
+void Saver::OpenFence(const StateTensors& tensors, int tensor) {
+  if (fences_ == nullptr) return;
+  const auto fence_of = [&](int i) {
+    return tensors.tensors()[i].views.front()->fence;
+  };
+  const int fence = fence_of(tensor);
+  const bool last = tensor + 1 == static_cast<int>(tensors.tensors().size());
+  if (last || fence_of(tensor + 1) != fence) fences_->Open(fence);
+}
+
 absl::StatusOr<StateTransfer> Saver::MakeTransfer(const StateTensors& tensors,
                                                   const Plan& plan) {
   StateTransferOptions options;
   options.scratch_bytes = plan.scratch_bytes;
   options.granularity = options_.granularity;
+  options.fences = fences_;
   return StateTransfer::Create(runtime_, tensors, options);
 }
 

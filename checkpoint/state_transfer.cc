@@ -62,7 +62,14 @@ absl::StatusOr<StateTransfer> StateTransfer::Create(
   }
   if (largest == 0) return transfer;
   if (options.granularity == ExportGranularity::kAll) {
-    ONEPASS_RETURN_IF_ERROR(transfer.ConvertAll());
+    if (options.fences == nullptr) {
+      ONEPASS_RETURN_IF_ERROR(transfer.ConvertAll());
+      return transfer;
+    }
+    ONEPASS_RETURN_IF_ERROR(options.fences->BeginReading());
+    const absl::Status status = transfer.ConvertAll();
+    options.fences->EndReading();
+    ONEPASS_RETURN_IF_ERROR(status);
     return transfer;
   }
   int64_t numel = largest;
@@ -104,6 +111,18 @@ absl::Status StateTransfer::ConvertAll() {
 
 absl::Status StateTransfer::Read(const StoredArray& array, int64_t first,
                                  int64_t numel, char* out) {
+  if (options_.fences == nullptr) {
+    return ReadBehindFences(array, first, numel, out);
+  }
+  ONEPASS_RETURN_IF_ERROR(options_.fences->BeginReading());
+  const absl::Status status = ReadBehindFences(array, first, numel, out);
+  options_.fences->EndReading();
+  return status;
+}
+
+absl::Status StateTransfer::ReadBehindFences(const StoredArray& array,
+                                             int64_t first, int64_t numel,
+                                             char* out) {
   const StateTensor& tensor = tensors_->tensor_of(array);
   const int64_t element = ByteSize(array.type);
   absl::Status status;

@@ -39,6 +39,9 @@ struct StateTransferOptions {
   // it is what they need.
   int64_t scratch_bytes = int64_t{4} << 20;
   ExportGranularity granularity = ExportGranularity::kChunk;
+  // Those that what Read() reads lies behind; they outlive the transfer. Null:
+  // none.
+  StateFences* fences = nullptr;
 };
 
 class StateTransfer {
@@ -52,7 +55,7 @@ class StateTransfer {
 
   // Writes elements [first, first + numel) of the array to `out`: host memory,
   // aligned to them, that nothing else uses. InvalidArgument: names a state
-  // whose scale is not finite.
+  // whose scale is not finite. What the fences were cancelled with.
   absl::Status Read(const StoredArray& array, int64_t first, int64_t numel,
                     char* out);
 
@@ -73,6 +76,8 @@ class StateTransfer {
   StateTransfer(const Runtime& runtime, const StateTensors& tensors)
       : runtime_(runtime), tensors_(&tensors) {}
 
+  absl::Status ReadBehindFences(const StoredArray& array, int64_t first,
+                                int64_t numel, char* out);
   absl::Status ConvertAll();
   absl::Status ReadPart(const StateTensor& tensor, const Part& part,
                         bool scales, char* out);

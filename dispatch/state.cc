@@ -101,4 +101,71 @@ bool HasLeavesOfTensor(absl::Span<const int64_t> shape, const Box& box) {
           box.offset[0] + box.extent[0] == whole);
 }
 
+absl::Status StateFences::BeginReading() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (cancelled_.ok()) reading_ = true;
+  return cancelled_;
+}
+
+void StateFences::EndReading() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reading_ = false;
+  }
+  changed_.notify_all();
+}
+
+void StateFences::Open(int fence) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_[fence].store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+void StateFences::OpenAllLocked() {
+  for (std::atomic<bool>& open : open_) {
+    open.store(true, std::memory_order_release);
+  }
+}
+
+void StateFences::OpenAll() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    OpenAllLocked();
+  }
+  changed_.notify_all();
+}
+
+bool StateFences::Wait(int fence, std::chrono::milliseconds timeout) {
+  const std::atomic<bool>& open = open_[fence];
+  if (open.load(std::memory_order_acquire)) return false;
+  std::unique_lock<std::mutex> lock(mutex_);
+  const bool in_time = changed_.wait_for(
+      lock, timeout, [&] { return open.load(std::memory_order_relaxed); });
+  lock.unlock();
+  if (!in_time) {
+    Cancel(absl::DeadlineExceededError(absl::StrCat(
+        "state was not read within ", timeout.count(),
+        " ms of when its owner had to change it: reading is cancelled")));
+  }
+  return true;
+}
+
+void StateFences::Cancel(const absl::Status& reason) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  cancelled_.Update(reason);
+  changed_.wait(lock, [&] { return !reading_; });
+  OpenAllLocked();
+  lock.unlock();
+  changed_.notify_all();
+}
+
+bool StateFences::all_open() const {
+  for (const std::atomic<bool>& open : open_) {
+    if (!open.load(std::memory_order_acquire)) return false;
+  }
+  return true;
+}
+
 }  // namespace onepass

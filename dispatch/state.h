@@ -16,8 +16,13 @@
 #ifndef ONEPASS_DISPATCH_STATE_H_
 #define ONEPASS_DISPATCH_STATE_H_
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,24 +120,73 @@ struct StateView {
   // Of scaled types: LeafCount(numel) floats, where the data is. Their box is a
   // range of the tensor's elements that begins at a multiple of a leaf.
   const float* scales = nullptr;
+  // The fence that it lies behind, where the lease has any. Views behind one
+  // follow each other.
+  int fence = 0;
 };
 
-// Keeps the state in its place, unchanged, while it lives.
+// Between who reads leased state and its owner, who goes on meanwhile: what
+// lies behind a fence is not changed before that is open.
+//
+//   RETURN_IF_ERROR(fences.BeginReading());    // the reader, for each piece
+//   ... read ...
+//   fences.EndReading();
+//   fences.Open(fence);                        // all behind it has been read
+//
+//   fences.Wait(fence, timeout);               // the owner, before a change
+//
+// A fence never fails the owner: where the reader is too slow it is cancelled.
+class StateFences {
+ public:
+  // None of them open.
+  explicit StateFences(int count) : open_(count) {}
+
+  // Whether something may be read until EndReading(); the reason why not, once
+  // it is cancelled.
+  absl::Status BeginReading();
+  void EndReading();
+  void Open(int fence);
+  // Nothing will be read any more.
+  void OpenAll();
+
+  // Returns when the fence is open; after `timeout` it cancels the reading
+  // first (DeadlineExceeded). Whether it had to wait.
+  bool Wait(int fence, std::chrono::milliseconds timeout);
+  // Lets nothing be read any more, waits for what is being read, and opens all.
+  void Cancel(const absl::Status& reason);
+
+  int count() const { return static_cast<int>(open_.size()); }
+  bool all_open() const;
+
+ private:
+  void OpenAllLocked();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // So that an open one costs its owner no lock.
+  std::vector<std::atomic<bool>> open_;
+  bool reading_ = false;
+  absl::Status cancelled_;
+};
+
+// Keeps the state in its place, unchanged, while it lives; where it has fences,
+// what lies behind those that are not open.
 class StateLease {
  public:
-  StateLease(std::vector<StateView> views, std::function<void()> release)
-      : views_(std::move(views)), release_(std::move(release)) {}
-  ~StateLease() {
-    if (release_) release_();
-  }
-  StateLease(StateLease&& other) noexcept
-      : views_(std::move(other.views_)),
-        release_(std::exchange(other.release_, nullptr)) {}
+  // `release` may be null.
+  StateLease(std::vector<StateView> views, std::function<void()> release,
+             std::shared_ptr<StateFences> fences = nullptr)
+      : views_(std::move(views)),
+        release_(std::move(release)),
+        fences_(std::move(fences)) {}
+  ~StateLease() { Release(); }
+  StateLease(StateLease&& other) noexcept { *this = std::move(other); }
   StateLease& operator=(StateLease&& other) noexcept {
     if (this != &other) {
-      if (release_) release_();
+      Release();
       views_ = std::move(other.views_);
       release_ = std::exchange(other.release_, nullptr);
+      fences_ = std::exchange(other.fences_, nullptr);
     }
     return *this;
   }
@@ -140,10 +194,20 @@ class StateLease {
   // In the order in which a step updates them. Those of a kParam come directly
   // before those of the remainder that belongs to it.
   const std::vector<StateView>& views() const { return views_; }
+  // Null: its owner waits for all of it.
+  StateFences* fences() const { return fences_.get(); }
 
  private:
+  void Release() {
+    if (fences_ != nullptr) fences_->OpenAll();
+    if (release_) release_();
+    fences_ = nullptr;
+    release_ = nullptr;
+  }
+
   std::vector<StateView> views_;
   std::function<void()> release_;
+  std::shared_ptr<StateFences> fences_;
 };
 
 // The same to be written. `data` and `scales` are the same memory.

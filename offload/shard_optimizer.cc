@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -198,7 +199,10 @@ class ShardOptimizer::Impl {
         constants_(options_.groups.size()),
         scaler_(scaler) {}
 
-  ~Impl() { Drain(); }
+  ~Impl() {
+    AwaitAllFences();
+    Drain();
+  }
 
   absl::Status Initialize();
 
@@ -213,6 +217,7 @@ class ShardOptimizer::Impl {
   absl::Status SetState(absl::string_view name, StateKind kind,
                         absl::Span<const float> values);
   absl::StatusOr<StateLease> LeaseState();
+  absl::StatusOr<StateLease> LeaseStateBehindFences();
   absl::StatusOr<StateRestore> RestoreState();
   std::vector<StateGroup> StateGroups() const;
   absl::Status SetStateGroups(absl::Span<const StateGroup> groups);
@@ -371,6 +376,9 @@ class ShardOptimizer::Impl {
 
   absl::Status CheckUsable() const;
   absl::Status CheckNotLeased() const;
+  // Returns when nothing of the shard, or of all, is still to be read.
+  void AwaitFences(int shard);
+  void AwaitAllFences();
   void Drain();
   // Nothing is in flight afterwards, and the optimizer is unusable.
   absl::Status Fail(const absl::Status& error);
@@ -483,6 +491,8 @@ class ShardOptimizer::Impl {
   absl::Status unusable_;
   std::atomic<int> leases_{0};
   bool restoring_ = false;  // one of them is to be written
+  std::vector<std::shared_ptr<StateFences>> fences_;
+  int64_t fence_waits_ = 0;  // of this step
 
   StepTrace* trace_ = nullptr;
   Clock::time_point trace_origin_time_;
@@ -879,6 +889,7 @@ absl::Status ShardOptimizer::Impl::SetState(absl::string_view name,
                                             absl::Span<const float> values) {
   ONEPASS_RETURN_IF_ERROR(CheckUsable());
   ONEPASS_RETURN_IF_ERROR(CheckNotLeased());
+  AwaitAllFences();
   int shard;
   ONEPASS_ASSIGN_OR_RETURN(shard, FindShard(name, values.size()));
   std::vector<char> buffer;
@@ -924,9 +935,45 @@ absl::StatusOr<StateLease> ShardOptimizer::Impl::LeaseState() {
   return StateLease(std::move(views), [this] { --leases_; });
 }
 
+absl::StatusOr<StateLease> ShardOptimizer::Impl::LeaseStateBehindFences() {
+  ONEPASS_RETURN_IF_ERROR(CheckUsable());
+  if (restoring_) {
+    return absl::FailedPreconditionError("state is being restored");
+  }
+  std::vector<StateView> views;
+  ONEPASS_RETURN_IF_ERROR(ForEachView(
+      [&](StateView view, void*) { views.push_back(std::move(view)); }));
+  auto fences = std::make_shared<StateFences>(static_cast<int>(shards_.size()));
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    if (shard_states_[i].numel == 0) fences->Open(static_cast<int>(i));
+  }
+  // Those that nobody reads behind any more are forgotten.
+  fences_.erase(std::remove_if(fences_.begin(), fences_.end(),
+                               [](const std::shared_ptr<StateFences>& old) {
+                                 return old->all_open();
+                               }),
+                fences_.end());
+  fences_.push_back(fences);
+  return StateLease(std::move(views), nullptr, std::move(fences));
+}
+
+void ShardOptimizer::Impl::AwaitFences(int shard) {
+  for (const std::shared_ptr<StateFences>& fences : fences_) {
+    const double begin = Now();
+    if (!fences->Wait(shard, options_.fence_timeout)) continue;
+    ++fence_waits_;
+    TraceHost("wait for an export", begin, 0);
+  }
+}
+
+void ShardOptimizer::Impl::AwaitAllFences() {
+  for (size_t i = 0; i < shards_.size(); ++i) AwaitFences(static_cast<int>(i));
+}
+
 absl::StatusOr<StateRestore> ShardOptimizer::Impl::RestoreState() {
   ONEPASS_RETURN_IF_ERROR(CheckUsable());
   ONEPASS_RETURN_IF_ERROR(CheckNotLeased());
+  AwaitAllFences();
   for (size_t i = 0; i < shards_.size(); ++i) {
     if (shard_states_[i].gradients == 0) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -970,6 +1017,7 @@ absl::Status ShardOptimizer::Impl::ForEachView(
             view.numel = stretch.numel;
             view.on_device = stretch.on_device;
             view.data = stretch.data;
+            view.fence = static_cast<int>(i);
             add(std::move(view), stretch.data);
             return absl::OkStatus();
           }));
@@ -1391,7 +1439,11 @@ void ShardOptimizer::Impl::Describe(StepReport& report) const {
 
 absl::Status ShardOptimizer::Impl::Update(float factor, StepReport& report) {
   in_flight_ = 0;
+  fence_waits_ = 0;
   if (has_device_part()) {
+    for (size_t i = 0; i < shard_states_.size(); ++i) {
+      if (shard_states_[i].device_index >= 0) AwaitFences(static_cast<int>(i));
+    }
     ONEPASS_RETURN_IF_ERROR(TraceBegin(*device_stream_, TraceRow::kDevice,
                                        "update", report.device_numel));
     ONEPASS_RETURN_IF_ERROR(
@@ -1411,6 +1463,7 @@ absl::Status ShardOptimizer::Impl::Update(float factor, StepReport& report) {
   ONEPASS_RETURN_IF_ERROR(copies_done_->Wait());
   ++report.host_waits;
   TraceHost("wait for the last copy", begin, 0);
+  report.fence_waits = fence_waits_;
   return absl::OkStatus();
 }
 
@@ -1469,6 +1522,7 @@ absl::Status ShardOptimizer::Impl::UpdatePiece(const HostLayout::Piece& piece,
   const SubGroupState& state = state_[piece.sub_group];
   parts_.clear();
   for (const HostLayout::Part& part : piece.parts) {
+    AwaitFences(part.shard);
     AdamStepArgs args;
     args.numel = part.numel;
     args.param = Master(part.sub_group, part.position);
@@ -1713,6 +1767,9 @@ absl::Status ShardOptimizer::SetState(absl::string_view name, StateKind kind,
 }
 absl::StatusOr<StateLease> ShardOptimizer::LeaseState() {
   return impl_->LeaseState();
+}
+absl::StatusOr<StateLease> ShardOptimizer::LeaseStateBehindFences() {
+  return impl_->LeaseStateBehindFences();
 }
 absl::StatusOr<StateRestore> ShardOptimizer::RestoreState() {
   return impl_->RestoreState();

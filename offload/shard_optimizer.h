@@ -44,6 +44,7 @@
 #ifndef ONEPASS_OFFLOAD_SHARD_OPTIMIZER_H_
 #define ONEPASS_OFFLOAD_SHARD_OPTIMIZER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -116,6 +117,8 @@ struct ShardOptimizerOptions {
   int64_t sub_group_numel = int64_t{1} << 28;
   // Whether to pin what is copied to and from the device.
   bool pin_memory = true;
+  // How long a change of state waits for a reader behind fences.
+  std::chrono::milliseconds fence_timeout = std::chrono::minutes(10);
 };
 
 struct StepInput {
@@ -153,6 +156,7 @@ struct StepReport {
   int64_t host_waits = 0;
   int64_t gradient_waits = 0;
   int64_t buffer_waits = 0;
+  int64_t fence_waits = 0;  // for state that was still being exported
   // Staging buffers whose copies had not ended, the largest number of them when
   // one more was sent, with that one: at most staging_buffers, and 1 where each
   // copy ended before the next piece was updated.
@@ -228,10 +232,16 @@ class ShardOptimizer {
   // RestoreState() return FailedPrecondition; gradients may be added. The
   // optimizer outlives it.
   absl::StatusOr<StateLease> LeaseState();
-  // The same, to be replaced; Commit() writes the weights on the device from
-  // the masters. While it is out, LeaseState() is refused, too. Steps, options
-  // and the loss scale are set apart. It ends on the thread of the calls.
-  // FailedPrecondition: state is leased, or gradients were added.
+  // The same behind fences, one for each shard: the optimizer goes on, and
+  // waits before it changes what has not been read: Step() for each shard that
+  // it updates, for those of the device together; SetState(), RestoreState()
+  // and destruction for all. What is not read within fence_timeout cancels the
+  // reading, and fails nothing here. The lease may outlive the optimizer.
+  absl::StatusOr<StateLease> LeaseStateBehindFences();
+  // The same as LeaseState(), to be replaced; Commit() writes the weights on
+  // the device from the masters. While it is out, LeaseState() is refused, too.
+  // Steps, options and the loss scale are set apart. It ends on the thread of
+  // the calls. FailedPrecondition: state is leased, or gradients were added.
   absl::StatusOr<StateRestore> RestoreState();
   bool leased() const;  // whether one of them is out
 
