@@ -221,6 +221,21 @@ void Flags::Add(absl::string_view name, std::string* value,
                });
 }
 
+void Flags::AddArgument(absl::string_view name, std::string* value,
+                        absl::string_view help) {
+  app_.add_option_function<std::string>(
+          std::string(name), [](const std::string&) {}, std::string(help))
+      ->check(CLI::Validator(
+          [value](std::string& text) -> std::string {
+            if (text.empty()) return "the value is empty";
+            *value = text;
+            return "";
+          },
+          /*validator_desc=*/""))
+      ->required()
+      ->option_text(" ");
+}
+
 int RunCommandLine(absl::Span<const CommandFactory> commands,
                    absl::Span<const CommandGroup> groups,
                    std::vector<std::string> arguments, std::ostream& out,
@@ -281,11 +296,11 @@ int RunCommandLine(absl::Span<const CommandFactory> commands,
   out.flush();
   if (!status.ok()) {
     err << kProgram << " " << name << ": " << status.message() << "\n";
-    return kExitFailure;
+    return (*command)->failure_status();
   }
   if (!out.good()) {
     err << kProgram << " " << name << ": could not write the output\n";
-    return kExitFailure;
+    return (*command)->failure_status();
   }
   return kExitSuccess;
 }

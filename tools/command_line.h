@@ -39,9 +39,9 @@ class App;
 
 namespace onepass {
 
-// The flags of one subcommand. Each is bound to a variable that holds its
-// default before parsing and its value after; the variable must outlive the
-// parsing.
+// The flags and arguments of one subcommand. Each is bound to a variable that
+// holds its default before parsing and its value after; the variable must
+// outlive the parsing.
 class Flags {
  public:
   explicit Flags(CLI::App& app) : app_(app) {}
@@ -58,9 +58,19 @@ class Flags {
   void Add(absl::string_view name, std::string* value, absl::string_view unit,
            absl::string_view help);
 
+  // A value without a flag, which has to be given: `name` is what the help
+  // calls it, as "PATH". In the order of the calls.
+  void AddArgument(absl::string_view name, std::string* value,
+                   absl::string_view help);
+
  private:
   CLI::App& app_;
 };
+
+inline constexpr int kExitSuccess = 0;
+inline constexpr int kExitFailure = 1;  // the subcommand failed
+// An unknown subcommand or flag, or none, or a value that cannot be read.
+inline constexpr int kExitUsage = 2;
 
 class Command {
  public:
@@ -74,6 +84,8 @@ class Command {
   // Results go to `out`, remarks about the run to `err`. The caller reports an
   // error, so Run() does not print it; nor does it catch std::bad_alloc.
   virtual absl::Status Run(std::ostream& out, std::ostream& err) = 0;
+  // The exit status of the program after an error of Run(), not 0.
+  virtual int failure_status() const { return kExitFailure; }
 };
 
 using CommandFactory = std::unique_ptr<Command> (*)();
@@ -83,11 +95,6 @@ struct CommandGroup {
   absl::string_view name;
   const char* summary;  // one sentence
 };
-
-inline constexpr int kExitSuccess = 0;
-inline constexpr int kExitFailure = 1;  // the subcommand failed
-// An unknown subcommand or flag, or none, or a value that cannot be read.
-inline constexpr int kExitUsage = 2;
 
 // Runs the subcommand that `arguments` (without the name of the program) ask
 // for and returns the exit status of the program. 0 only if everything asked

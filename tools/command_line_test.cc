@@ -60,6 +60,29 @@ class ShoutStopCommand : public Command {
   }
 };
 
+// Wants two values without flags, and fails with another status.
+class MirrorCommand : public Command {
+ public:
+  const char* name() const override { return "mirror"; }
+  const char* summary() const override { return "Says two words backwards."; }
+  void AddFlags(Flags& flags) override {
+    flags.AddArgument("FIRST", &first_, "Said last.");
+    flags.AddArgument("SECOND", &second_, "Said first.");
+    flags.Add("fail", &fail_, "Fails.");
+  }
+  absl::Status Run(std::ostream& out, std::ostream&) override {
+    if (fail_) return absl::InternalError("as asked");
+    out << second_ << " " << first_;
+    return absl::OkStatus();
+  }
+  int failure_status() const override { return 7; }
+
+ private:
+  std::string first_;
+  std::string second_;
+  bool fail_ = false;
+};
+
 template <typename T>
 std::unique_ptr<Command> Make() {
   return std::make_unique<T>();
@@ -67,7 +90,8 @@ std::unique_ptr<Command> Make() {
 
 // The group's subcommands need not stand together.
 constexpr CommandFactory kCommands[] = {
-    &Make<ShoutEchoCommand>, &Make<EchoCommand>, &Make<ShoutStopCommand>};
+    &Make<ShoutEchoCommand>, &Make<EchoCommand>, &Make<ShoutStopCommand>,
+    &Make<MirrorCommand>};
 constexpr CommandGroup kGroups[] = {{"whisper", "Of no subcommand here."},
                                     {"shout", "Says it louder."}};
 
@@ -107,6 +131,19 @@ TEST(CommandLineTest, HelpShowsFlagsUnitsAndDefaults) {
                                                       << help.out;
   }
   EXPECT_NE(RunEcho({"--help"}).out.find("echo"), std::string::npos);
+}
+
+TEST(CommandLineTest, ArgumentsComeInTheirOrderAmongFlags) {
+  EXPECT_EQ(RunEcho({"mirror", "a", "b c"}).out, "b c a");
+  const Result failed = RunEcho({"mirror", "a", "--fail", "b"});
+  EXPECT_EQ(failed.status, 7);
+  EXPECT_EQ(failed.err, "onepass mirror: as asked\n");
+  const Result help = RunEcho({"mirror", "--help"});
+  EXPECT_EQ(help.status, kExitSuccess);
+  for (const char* text : {"FIRST SECOND", "Said last.", "Said first."}) {
+    EXPECT_NE(help.out.find(text), std::string::npos) << text << " is not in\n"
+                                                      << help.out;
+  }
 }
 
 TEST(CommandLineTest, WithoutSubcommandTheHelpIsAnError) {
@@ -191,6 +228,10 @@ TEST(CommandLineTest, MistakesAreNamed) {
       {{"shout", "stop", "--steps"}, "unknown flag --steps\n"},
       {{"--loud", "shout"}, "unknown flag --loud\n"},
       {{"shout", "echo", "--rate", "fast"}, "--rate: fast is not a number"},
+      {{"mirror"}, "FIRST is required"},
+      {{"mirror", "a"}, "SECOND is required"},
+      {{"mirror", "", "b"}, "FIRST: the value is empty"},
+      {{"mirror", "a", "b", "c"}, "unexpected argument c"},
   };
   for (const auto& c : cases) {
     const Result result = RunEcho(c.arguments);
