@@ -19,6 +19,10 @@ namespace onepass {
 std::unique_ptr<Command> NewBenchPipelineCommand();
 std::unique_ptr<Command> NewBenchScalingCommand();
 std::unique_ptr<Command> NewBenchStepCommand();
+std::unique_ptr<Command> NewCheckpointConsolidateCommand();
+std::unique_ptr<Command> NewCheckpointDiffCommand();
+std::unique_ptr<Command> NewCheckpointInspectCommand();
+std::unique_ptr<Command> NewCheckpointVerifyCommand();
 std::unique_ptr<Command> NewKernelsCommand();
 std::unique_ptr<Command> NewTrainCommand();
 std::unique_ptr<Command> NewVerifyCommand();
@@ -27,12 +31,21 @@ std::unique_ptr<Command> NewVerifyCommand(std::string golden);
 
 // In the order of the help.
 inline constexpr CommandFactory kCommands[] = {
-    &NewKernelsCommand,   &NewVerifyCommand,       &NewTrainCommand,
-    &NewBenchStepCommand, &NewBenchScalingCommand, &NewBenchPipelineCommand,
+    &NewKernelsCommand,
+    &NewVerifyCommand,
+    &NewTrainCommand,
+    &NewBenchStepCommand,
+    &NewBenchScalingCommand,
+    &NewBenchPipelineCommand,
+    &NewCheckpointInspectCommand,
+    &NewCheckpointVerifyCommand,
+    &NewCheckpointDiffCommand,
+    &NewCheckpointConsolidateCommand,
 };
 
 inline constexpr CommandGroup kCommandGroups[] = {
     {"bench", "Measures what this machine does, as ratios."},
+    {"checkpoint", "Looks at checkpoints that were saved."},
 };
 
 }  // namespace onepass
