@@ -41,7 +41,8 @@ namespace {
 namespace fs = std::filesystem;
 
 std::vector<FakeTensor> EveryType() {
-  const std::vector<int64_t> large = {7, 3000};
+  // Odd, so that what follows its codes would not be aligned.
+  const std::vector<int64_t> large = {7, 3001};
   return {
       {"w", StateKind::kMaster, StateType::kFloat32, large, 0},
       {"w", StateKind::kExpAvg, StateType::kBFloat16, large, 0},
@@ -190,7 +191,7 @@ TEST_F(ContentsTest, DifferingElementsAreCounted) {
 
 TEST_F(ContentsTest, NamesTypesAndShapesDiffer) {
   std::vector<FakeTensor> tensors = EveryType();
-  tensors[0].shape = {3000, 7};
+  tensors[0].shape = {3001, 7};
   tensors[4].type = StateType::kBFloat16;
   tensors[7].parameter = "point";
   const FakeModel other(tensors, 7);
@@ -206,10 +207,30 @@ TEST_F(ContentsTest, NamesTypesAndShapesDiffer) {
                        "state.half.exp_avg: type fp16 as F16 and bf16 as BF16",
                        "state.point.master_param: only_in_b ",
                        "state.scalar.master_param: only_in_a ",
-                       "state.w.master_param: shape [7, 3000] and [3000, 7]"}));
+                       "state.w.master_param: shape [7, 3001] and [3001, 7]"}));
   EXPECT_EQ(report.others, (std::vector<std::string>{
                                "parameter \"scalar\" is in no group of B",
                                "parameter \"point\" is in no group of A"}));
+}
+
+TEST_F(ContentsTest, FormsAreOfDifferentTypes) {
+  for (const ExportForm form :
+       {ExportForm::kExact, ExportForm::kUnscaled, ExportForm::kRebuilt}) {
+    SaveOptions options = SmallChunks();
+    options.form = form;
+    SaveFakeState(model_, FlatBoxes(model_, 2, random_), directory_.path(),
+                  Name(form), model_.Meta(5), options);
+  }
+  const CompareReport rebuilt = Compare("unscaled", "rebuilt");
+  ASSERT_EQ(rebuilt.tensors.size(), 1u);
+  EXPECT_EQ(rebuilt.tensors[0].name, "state.rest.master_param");
+  EXPECT_EQ(rebuilt.tensors[0].what,
+            "int16 remainder as I16, unscaled and int16 remainder as F32, "
+            "unscaled");
+  const CompareReport exact = Compare("exact", "unscaled");
+  // Scales are in one; of all others the form differs.
+  EXPECT_EQ(exact.tensors.size(), model_.tensors().size() + 2);
+  EXPECT_EQ(exact.tensors_compared, 0);
 }
 
 TEST_F(ContentsTest, WhatIsBesideTensorsDiffers) {
