@@ -118,11 +118,13 @@ absl::StatusOr<std::vector<Source>> Sources(const Checkpoint& checkpoint,
     }
     sources.push_back(source);
   }
-  // Stable: by name otherwise.
-  std::stable_sort(sources.begin(), sources.end(),
-                   [](const Source& a, const Source& b) {
-                     return ByteSize(a.type) > ByteSize(b.type);
-                   });
+  std::sort(sources.begin(), sources.end(),
+            [](const Source& a, const Source& b) {
+              const int64_t a_bytes = ByteSize(a.type);
+              const int64_t b_bytes = ByteSize(b.type);
+              return a_bytes != b_bytes ? a_bytes > b_bytes
+                                        : a.tensor->name < b.tensor->name;
+            });
   return sources;
 }
 

@@ -29,8 +29,8 @@ std::ostream* IfTerminal(std::ostream& err) {
 
 }  // namespace
 
-ProgressBar::ProgressBar(std::ostream& err)
-    : ProgressBar(IfTerminal(err), &SteadySeconds) {}
+ProgressBar::ProgressBar(std::ostream& err, Clock clock)
+    : ProgressBar(IfTerminal(err), clock ? std::move(clock) : SteadySeconds) {}
 
 ProgressBar::ProgressBar(std::ostream* out, Clock clock)
     : out_(out), clock_(std::move(clock)), begin_(clock_()) {}

@@ -22,8 +22,9 @@ class ProgressBar {
   // Seconds since any time.
   using Clock = std::function<double()>;
 
-  // On `err`, if that is the standard error and a terminal.
-  explicit ProgressBar(std::ostream& err);
+  // On `err`, if that is the standard error and a terminal. Null: a clock of
+  // the system.
+  explicit ProgressBar(std::ostream& err, Clock clock = nullptr);
   // On `out` in any case, but null.
   ProgressBar(std::ostream* out, Clock clock);
   ~ProgressBar();

@@ -61,7 +61,8 @@ TEST_F(ProgressBarTest, NothingToDoAndNoTerminalShowNone) {
   now_ += 2;
   none.Update(1, 2);
   // A stream that is not the standard error.
-  ProgressBar other(out_);
+  ProgressBar other(out_, [this] { return now_; });
+  now_ += 2;
   other.Update(1, 2);
   EXPECT_EQ(Written(), "");
 }
