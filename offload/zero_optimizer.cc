@@ -408,6 +408,17 @@ absl::StatusOr<Gathered> ZeroOptimizer::Gather(int unit, Stream& stream) {
   return gathered;
 }
 
+std::vector<StateGroup> ZeroOptimizer::StateGroups() const {
+  std::vector<StateGroup> groups = shards_->StateGroups();
+  for (StateGroup& group : groups) group.parameters.clear();
+  for (const ZeroUnit& unit : units_) {
+    for (const ZeroParameter& parameter : unit.parameters) {
+      groups[parameter.group].parameters.push_back(parameter.name);
+    }
+  }
+  return groups;
+}
+
 const absl::Status& ZeroOptimizer::pinning_error() const {
   return shards_->pinning_error().ok() ? collectives_->pinning_error()
                                        : shards_->pinning_error();

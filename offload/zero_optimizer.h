@@ -60,9 +60,10 @@
 #include "dispatch/device.h"
 #include "dispatch/dtype.h"
 #include "dispatch/norm_sum.h"
+#include "dispatch/runtime.h"
+#include "dispatch/state.h"
 #include "offload/device_collectives.h"
 #include "offload/partition.h"
-#include "dispatch/runtime.h"
 #include "offload/shard_optimizer.h"
 
 namespace onepass {
@@ -181,6 +182,10 @@ class ZeroOptimizer {
   // State, options, loss scale and trace of what this rank owns. Its gradients
   // and steps are this class's.
   ShardOptimizer& shards() { return *shards_; }
+  // Options and steps of the groups, with the names of all their parameters,
+  // also those of which this rank owns nothing: what a checkpoint of all ranks
+  // holds. They are set by ShardOptimizer::SetStateGroups(), on all ranks.
+  std::vector<StateGroup> StateGroups() const;
   // Why pinning was refused, to shards() or for what ranks exchange; OK where
   // it was not, or not wanted.
   const absl::Status& pinning_error() const;

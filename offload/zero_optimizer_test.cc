@@ -854,6 +854,32 @@ TEST(ZeroOptimizerTest, SaysWhyPinningWasRefused) {
   }
 }
 
+// Of 4 ranks none owns a part of every parameter.
+TEST(ZeroOptimizerTest, GroupsOfStateHaveAllParametersOnEveryRank) {
+  Training training = MakeTraining();
+  training.groups = 2;
+  training.options.shard.groups.push_back(training.options.shard.groups[0]);
+  training.options.shard.groups[1].lr = 0.5;
+  std::vector<std::vector<std::string>> expected(2);
+  ForEachParameter(training.shapes, [&](int unit, int parameter, int64_t) {
+    expected[parameter % 2].push_back(NameOf(unit, parameter));
+  });
+  RunRanks(Ranks(4), [&](Rank& rank) {
+    auto optimizer = CreateOn(rank, training);
+    ASSERT_TRUE(IsOk(optimizer));
+    ASSERT_TRUE(IsOk((*optimizer)->shards().SetStep(1, 3)));
+    const std::vector<StateGroup> groups = (*optimizer)->StateGroups();
+    ASSERT_EQ(groups.size(), 2);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      EXPECT_EQ(groups[g].parameters, expected[g]);
+      EXPECT_NE((*optimizer)->shards().StateGroups()[g].parameters,
+                expected[g]);
+      EXPECT_EQ(groups[g].lr, g == 0 ? 0.01f : 0.5f);
+      EXPECT_EQ(groups[g].step, g == 0 ? 0 : 3);
+    }
+  });
+}
+
 TEST(ZeroOptimizerTest, ASteadyStepAllocatesNothing) {
   if (UnderSanitizer()) GTEST_SKIP() << "sanitizers allocate";
   Training training = MakeTraining();
