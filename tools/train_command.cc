@@ -1,6 +1,8 @@
 // onepass train: trains a language model on a text, with ZeRO stage 3 on ranks
 // that are threads or MPI processes, and the optimizer on the CPU.
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -10,10 +12,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,6 +27,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/memory_budget.h"
+#include "checkpoint/save.h"
 #include "dispatch/communicator.h"
 #include "dispatch/dtype.h"
 #include "dispatch/host_device.h"
@@ -37,7 +44,9 @@
 #include "tools/mpi_rank.h"
 #include "tools/ranks.h"
 #include "tools/select_kernel.h"
+#include "tools/stop_signals.h"
 #include "tools/trace_file.h"
+#include "tools/train_checkpoints.h"
 #include "tools/trainer.h"
 
 namespace onepass {
@@ -52,6 +61,9 @@ constexpr double kLeastLinkGbps = 1e-6;
 // Steps of a trace that are kept before they are written, and pieces of them.
 constexpr int64_t kTracedSteps = 50;
 constexpr int64_t kTracedPieces = 4096;
+
+// Of --budget_mb; a tebibyte.
+constexpr int64_t kMostBudgetMb = int64_t{1} << 20;
 
 // What a communicator of MPI and its duplicates take.
 constexpr int64_t kMpiBytes = int64_t{16} << 20;
@@ -179,6 +191,25 @@ class TrainCommand : public Command {
     flags.Add("trace", &trace_, "file",
               "Gets what each step did and when, for Perfetto. Of MPI on "
               "several hosts, one that they share. [none]");
+    flags.Add("save_dir", &checkpoints_.save_dir, "directory",
+              "Gets checkpoints step-<number>, one of the last step among "
+              "them, and one where SIGINT or SIGTERM ends the run; made where "
+              "it is missing. Of MPI on several hosts, one that they share. "
+              "[none]");
+    flags.Add("save_every", &save_every_, "updates",
+              "Between two checkpoints.");
+    flags.Add("keep_last", &checkpoints_.keep_last, "checkpoints",
+              "The newest of --save_dir, which stay; older ones are removed.");
+    flags.Add("budget_mb", &budget_mb_, "MiB",
+              "Memory of a rank to save and to resume with.");
+    flags.Add("resume", &checkpoints_.resume,
+              "Go on from the newest checkpoint, on any number of ranks, until "
+              "--steps in all; where there is none, begin. It holds --lr.");
+    flags.Add("resume_from_previous", &checkpoints_.resume_from_previous,
+              "Let --resume read all of the newest checkpoint first, and where "
+              "it is damaged take the one before.");
+    flags.Add("load_dir", &checkpoints_.load_dir, "directory",
+              "Where --resume looks. [that of --save_dir]");
     flags.Add("json", &json_, "Print a JSON object a line.");
   }
 
@@ -194,6 +225,8 @@ class TrainCommand : public Command {
           "--link_gbps is ", link_gbps_,
           ", expected 0 or a finite number of at least ", kLeastLinkGbps));
     }
+    ONEPASS_RETURN_IF_ERROR(CheckCheckpointFlags());
+    checkpoints_.budget_bytes = budget_mb_ << 20;
     ONEPASS_ASSIGN_OR_RETURN(options_.precision, ParsePrecision(precision_));
     ONEPASS_ASSIGN_OR_RETURN(options_.pin_memory,
                              ParseOnOff("--pin_memory", pin_memory_));
@@ -202,6 +235,9 @@ class TrainCommand : public Command {
     if (!choice->selected.ok()) return choice->selected.status();
     const Kernel& kernel = **choice->selected;
 
+    // Where there is no place to save in, signals do what they do.
+    std::optional<StopSignals> signals;
+    if (!checkpoints_.save_dir.empty()) signals.emplace();
     if (comm_ == "threads") return RunThreads(kernel, out, err);
     if (comm_ == "mpi") return RunMpi(kernel, out, err);
     return absl::InvalidArgumentError(
@@ -209,6 +245,38 @@ class TrainCommand : public Command {
   }
 
  private:
+  absl::Status CheckCheckpointFlags() const {
+    const auto check = [](absl::string_view flag, int64_t value, int64_t most) {
+      if (value >= 1 && value <= most) return absl::OkStatus();
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, " is ", value, ", expected 1 to ", most));
+    };
+    ONEPASS_RETURN_IF_ERROR(check("--save_every", save_every_,
+                                  std::numeric_limits<int64_t>::max()));
+    ONEPASS_RETURN_IF_ERROR(check("--keep_last", checkpoints_.keep_last,
+                                  std::numeric_limits<int>::max()));
+    ONEPASS_RETURN_IF_ERROR(check("--budget_mb", budget_mb_, kMostBudgetMb));
+    if (checkpoints_.resume && checkpoints_.save_dir.empty() &&
+        checkpoints_.load_dir.empty()) {
+      return absl::InvalidArgumentError(
+          "--resume needs --save_dir or --load_dir");
+    }
+    for (const auto& [flag, given] :
+         {std::make_pair("--load_dir", !checkpoints_.load_dir.empty()),
+          std::make_pair("--resume_from_previous",
+                         checkpoints_.resume_from_previous)}) {
+      if (given && !checkpoints_.resume) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(flag, " is for --resume, which is not given"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  bool has_checkpoints() const {
+    return checkpoints_.resume || !checkpoints_.save_dir.empty();
+  }
+
   absl::Status RunThreads(const Kernel& kernel, std::ostream& out,
                           std::ostream& err) {
     // Open MPI's, of each process.
@@ -270,13 +338,16 @@ class TrainCommand : public Command {
   // steps.
   static constexpr char kSharedFlags[] =
       "--steps, --batch, --micro_batches, --context, --embedding, --hidden, "
-      "--layers, --lr, --clip, --seed and --precision";
+      "--layers, --lr, --clip, --seed, --precision, --save_dir, --save_every, "
+      "--resume and --load_dir";
   std::string SharedFlags() const {
     const LanguageModelOptions& model = options_.model;
     return absl::StrFormat(
-        "%d %d %d %d %d %d %d %a %a %d %s", options_.steps, options_.batch,
-        options_.micro_batches, model.context, model.embedding, model.hidden,
-        model.layers, options_.lr, options_.clip, options_.seed, precision_);
+        "%d %d %d %d %d %d %d %a %a %d %s %s\n%d %d %s", options_.steps,
+        options_.batch, options_.micro_batches, model.context, model.embedding,
+        model.hidden, model.layers, options_.lr, options_.clip, options_.seed,
+        precision_, checkpoints_.save_dir, save_every_, checkpoints_.resume,
+        checkpoints_.load_dir);
   }
 
   // Checks everything that can be checked without allocating, and returns the
@@ -294,15 +365,20 @@ class TrainCommand : public Command {
     const absl::StatusOr<int64_t> of_rank =
         TrainingBytes(options_, *text_bytes, ranks);
     if (!of_rank.ok()) return of_rank.status();
-    const CheckedInt process =
-        CheckedInt(*of_rank) * of_process + *text_bytes + process_bytes;
+    // What is read and written is what takes memory, on the host.
+    const int64_t saving = has_checkpoints() ? checkpoints_.budget_bytes : 0;
+    const CheckedInt process = (CheckedInt(*of_rank) + saving) * of_process +
+                               *text_bytes + process_bytes;
     int64_t needed;
     ONEPASS_ASSIGN_OR_RETURN(needed,
                              (process * processes).Get("bytes of all ranks"));
     ONEPASS_RETURN_IF_ERROR(CheckMemory(
         "training", needed, needed / processes,
-        "lower --hidden, --layers, --context, --embedding, --batch or "
-        "--ranks"));
+        has_checkpoints()
+            ? "lower --hidden, --layers, --context, --embedding, --batch, "
+              "--budget_mb or --ranks"
+            : "lower --hidden, --layers, --context, --embedding, --batch or "
+              "--ranks"));
     return *text_bytes;
   }
 
@@ -324,6 +400,15 @@ class TrainCommand : public Command {
     std::unique_ptr<HostDevice> device;
     ONEPASS_ASSIGN_OR_RETURN(device,
                              HostDevice::Create(kernel, device_options));
+    // Finds what is wrong with directories before anything takes long.
+    std::unique_ptr<TrainCheckpoints> checkpoints;
+    if (has_checkpoints()) {
+      ONEPASS_ASSIGN_OR_RETURN(
+          checkpoints, TrainCheckpoints::Create(checkpoints_, communicator));
+      for (const std::string& remark : checkpoints->remarks()) {
+        err << remark << "\n";
+      }
+    }
     // Outlives the trainer, which writes to it.
     std::unique_ptr<TraceFile> trace;
     if (!trace_.empty()) {
@@ -349,14 +434,26 @@ class TrainCommand : public Command {
           Counted(communicator.size(), "rank"), Counted(threads, "thread"),
           options_.separate ? "separate" : "fused");
     }
+    if (checkpoints != nullptr) {
+      ONEPASS_RETURN_IF_ERROR(Resume(*checkpoints, *trainer, first, err));
+    }
+    const bool saves = checkpoints != nullptr && checkpoints->saves();
+    const auto save = [&]() -> absl::Status {
+      SaveReport report;
+      ONEPASS_ASSIGN_OR_RETURN(report, checkpoints->Save(*trainer));
+      if (first) PrintSave(trainer->steps(), report, out);
+      return absl::OkStatus();
+    };
     const int64_t every = std::max<int64_t>(options_.steps / kProgressLines, 1);
-    int64_t skipped = 0;
+    int stopped = 0;  // by this signal
     bool fused = false;
-    int64_t pieces = 0;  // of this rank
+    bool remarked = false;  // that it is not
+    int64_t pieces = 0;     // of this rank
     Interval interval;
-    for (int64_t i = 1; i <= options_.steps; ++i) {
+    while (trainer->steps() < options_.steps && stopped == 0) {
       TrainStep step;
       ONEPASS_ASSIGN_OR_RETURN(step, trainer->Step());
+      const int64_t i = trainer->steps();
       if (trace != nullptr) {
         trace->EndStep();
         if (i % traced_steps == 0) ONEPASS_RETURN_IF_ERROR(trace->Write());
@@ -366,18 +463,36 @@ class TrainCommand : public Command {
       // Where the CPU updates nothing, there is nothing to copy.
       const bool copy_fused = report.copy_fused || report.cpu_numel == 0;
       fused = report.scale_fused && copy_fused;
-      if (first && i == 1 && !options_.separate && !copy_fused) {
+      if (first && !remarked && !options_.separate && !copy_fused) {
         err << "copies to the device are not fused: " << report.copy_reason
             << "\n";
+        remarked = true;
       }
-      if (report.skipped) ++skipped;
       ++interval.steps;
       interval.loss += step.loss;
       interval.optimizer_s += step.optimizer_s;
       if (first && (i % every == 0 || i == options_.steps)) {
-        PrintProgress(i, interval, report, skipped, communicator.size(), out);
+        PrintProgress(i, interval, report, trainer->skipped(),
+                      communicator.size(), out);
         interval = Interval();
       }
+      if (!saves) continue;
+      // Ranks stop after the same step.
+      ONEPASS_ASSIGN_OR_RETURN(
+          stopped, checkpoints->AgreeOnSignal(StopSignals::Received()));
+      if (i % save_every_ == 0) ONEPASS_RETURN_IF_ERROR(save());
+    }
+    if (saves && checkpoints->saved_step() != trainer->steps()) {
+      ONEPASS_RETURN_IF_ERROR(save());
+    }
+    if (stopped != 0 && trainer->steps() < options_.steps) {
+      if (first) {
+        err << (stopped == SIGINT ? "SIGINT" : "SIGTERM")
+            << ": ended after step " << trainer->steps() << " of "
+            << options_.steps
+            << ", which is saved; --resume goes on from there\n";
+      }
+      return trace != nullptr ? trace->End() : absl::OkStatus();
     }
     double bits;
     ONEPASS_ASSIGN_OR_RETURN(bits, trainer->HeldOutBits());
@@ -386,7 +501,7 @@ class TrainCommand : public Command {
     if (first) {
       if (json_) {
         out << nlohmann::ordered_json{{"steps", options_.steps},
-                                      {"skipped", skipped},
+                                      {"skipped", trainer->skipped()},
                                       {"parameters", trainer->parameters()},
                                       {"precision", precision_},
                                       {"kernel", kernel.name},
@@ -413,8 +528,8 @@ class TrainCommand : public Command {
             "skipped steps: %d\n"
             "weights gathered at once: at most %d bytes; all would be %d\n"
             "digest: %s\n",
-            bits, trainer->FrequencyBits(), skipped, trainer->gathered().peak,
-            trainer->all_gathered_bytes(), digest);
+            bits, trainer->FrequencyBits(), trainer->skipped(),
+            trainer->gathered().peak, trainer->all_gathered_bytes(), digest);
       }
     }
     if (trace != nullptr) ONEPASS_RETURN_IF_ERROR(trace->End());
@@ -422,6 +537,41 @@ class TrainCommand : public Command {
     return absl::OutOfRangeError(
         absl::StrCat("training diverged: the held-out loss is ", bits,
                      " with --lr ", options_.lr));
+  }
+
+  absl::Status Resume(TrainCheckpoints& checkpoints, Trainer& trainer,
+                      bool first, std::ostream& err) const {
+    if (checkpoints.found().empty()) return absl::OkStatus();
+    ONEPASS_RETURN_IF_ERROR(checkpoints.Resume(trainer));
+    if (trainer.steps() > options_.steps) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--steps is ", options_.steps, ", and ",
+                       checkpoints.found(), " is of step ", trainer.steps()));
+    }
+    if (!first) return absl::OkStatus();
+    err << "resumed from " << checkpoints.found() << " after step "
+        << trainer.steps() << "\n";
+    if (trainer.lr() != static_cast<float>(options_.lr)) {
+      err << "--lr is " << options_.lr << ", and that of the checkpoint, "
+          << trainer.lr() << ", is used\n";
+    }
+    return absl::OkStatus();
+  }
+
+  void PrintSave(int64_t step, const SaveReport& report,
+                 std::ostream& out) const {
+    if (json_) {
+      out << nlohmann::ordered_json{{"saved", report.path},
+                                    {"step", step},
+                                    {"bytes", report.bytes},
+                                    {"seconds", report.seconds}}
+                 .dump()
+          << "\n";
+    } else {
+      out << absl::StreamFormat("saved %s: %d bytes in %.3f s\n", report.path,
+                                report.bytes, report.seconds);
+    }
+    out.flush();
   }
 
   static std::string Counted(int count, absl::string_view what) {
@@ -470,6 +620,7 @@ class TrainCommand : public Command {
   }
 
   TrainOptions options_;
+  TrainCheckpointOptions checkpoints_;
   std::string text_ = "/usr/share/common-licenses/GPL-3";
   std::string kernel_;
   std::string precision_ = Name(DType::kBFloat16);
@@ -477,6 +628,8 @@ class TrainCommand : public Command {
   std::string pin_memory_ = "on";
   std::string trace_;
   double link_gbps_ = 0;
+  int64_t save_every_ = 500;
+  int64_t budget_mb_ = kDefaultBudget.host >> 20;
   int64_t ranks_ = 0;
   int64_t threads_ = 0;
   bool fused_ = false;

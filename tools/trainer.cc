@@ -9,8 +9,11 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/agreement.h"
+#include "checkpoint/restore.h"
 #include "dispatch/kernel.h"
 #include "dispatch/return_if_error.h"
+#include "dispatch/state.h"
 #include "offload/adam_options.h"
 #include "offload/loss_scaler.h"
 #include "offload/partition.h"
@@ -96,6 +99,10 @@ absl::Status Validate(const TrainOptions& options, int64_t text_bytes) {
         HeldOutBegin(text_bytes), " bytes of --text that are trained on"));
   }
   return absl::OkStatus();
+}
+
+Random FirstRandom(int64_t seed) {
+  return Random(static_cast<uint64_t>(seed) ^ kPositionsSeed);
 }
 
 double Seconds(std::chrono::steady_clock::duration duration) {
@@ -187,7 +194,7 @@ Trainer::Trainer(const Runtime& runtime, const TrainOptions& options,
       text_(text),
       held_out_begin_(HeldOutBegin(static_cast<int64_t>(text.size()))),
       model_(options.model, options.batch, runtime.pool),
-      random_(static_cast<uint64_t>(options.seed) ^ kPositionsSeed) {}
+      random_(FirstRandom(options.seed)) {}
 
 std::vector<ZeroUnit> Trainer::Units() const {
   std::vector<ZeroUnit> units;
@@ -258,6 +265,7 @@ void Trainer::DrawPositions() {
     positions_.push_back(context + random_.Below(held_out_begin_ - context));
   }
   random_.Skip((optimizer_->world() - 1 - rank) * options_.batch);
+  drawn_ += optimizer_->world() * options_.batch;
 }
 
 absl::StatusOr<absl::Span<const float>> Trainer::Weights(int layer,
@@ -334,6 +342,7 @@ absl::StatusOr<TrainStep> Trainer::Step() {
   const auto begin = std::chrono::steady_clock::now();
   ONEPASS_ASSIGN_OR_RETURN(step.report, optimizer_->Step({}));
   step.optimizer_s = Seconds(std::chrono::steady_clock::now() - begin);
+  ++steps_;
 
   std::vector<double> losses(optimizer_->world());
   ONEPASS_RETURN_IF_ERROR(
@@ -404,6 +413,84 @@ absl::StatusOr<std::string> Trainer::Digest() {
   }
   return absl::StrCat(
       absl::Hex(XXH3_64bits_digest(state.get()), absl::kZeroPad16));
+}
+
+DataPosition Trainer::Position() const {
+  DataPosition position;
+  position.seed = options_.seed;
+  position.text_bytes = static_cast<int64_t>(text_.size());
+  position.text_hash = XXH3_64bits(text_.data(), text_.size());
+  position.drawn = drawn_;
+  return position;
+}
+
+absl::StatusOr<SaveReport> Trainer::Save(Communicator& communicator,
+                                         absl::string_view parent,
+                                         absl::string_view name,
+                                         MemoryBudget& budget) {
+  const absl::StatusOr<StateLease> lease = optimizer_->shards().LeaseState();
+  ONEPASS_RETURN_IF_ERROR(Agree(communicator, lease.status()));
+  CheckpointMeta meta;
+  meta.step = steps_;
+  meta.groups = optimizer_->StateGroups();
+  if (options_.precision == DType::kFloat16) {
+    meta.loss_scale = optimizer_->shards().loss_scale_state();
+  }
+  meta.user = EncodeDataPosition(Position());
+  SaveOptions options;
+  options.budget = &budget;
+  return SaveCheckpoint(runtime_, communicator, parent, name, *lease, meta,
+                        options);
+}
+
+absl::StatusOr<DataPosition> Trainer::CheckSame(
+    const CheckpointMeta& meta) const {
+  DataPosition saved;
+  ONEPASS_ASSIGN_OR_RETURN(saved, DecodeDataPosition(meta.user));
+  const DataPosition mine = Position();
+  if (saved.seed != mine.seed) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--seed is ", mine.seed, ", and that of the checkpoint ", saved.seed));
+  }
+  if (saved.text_bytes != mine.text_bytes ||
+      saved.text_hash != mine.text_hash) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--text, of ", mine.text_bytes,
+        " bytes, is not that of the checkpoint, of ", saved.text_bytes));
+  }
+  const bool scales = options_.precision == DType::kFloat16;
+  if (meta.loss_scale.has_value() != scales) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--precision is ", Name(options_.precision),
+                     ", and the checkpoint has ", scales ? "no" : "a",
+                     " loss scale, which fp16 has"));
+  }
+  return saved;
+}
+
+absl::Status Trainer::Restore(Communicator& communicator,
+                              Checkpoint& checkpoint, MemoryBudget& budget) {
+  const absl::StatusOr<DataPosition> position = CheckSame(checkpoint.meta());
+  ONEPASS_RETURN_IF_ERROR(Agree(communicator, position.status()));
+  absl::StatusOr<StateRestore> target = optimizer_->shards().RestoreState();
+  ONEPASS_RETURN_IF_ERROR(Agree(communicator, target.status()));
+  RestoreOptions options;
+  options.groups = optimizer_->StateGroups();
+  options.budget = &budget;
+  CheckpointMeta meta;
+  ONEPASS_ASSIGN_OR_RETURN(meta,
+                           RestoreCheckpoint(runtime_, communicator, checkpoint,
+                                             *std::move(target), options));
+  ONEPASS_RETURN_IF_ERROR(optimizer_->shards().SetStateGroups(meta.groups));
+  if (meta.loss_scale.has_value()) {
+    ONEPASS_RETURN_IF_ERROR(
+        optimizer_->shards().SetLossScaleState(*meta.loss_scale));
+  }
+  steps_ = meta.step;
+  drawn_ = position->drawn;
+  random_ = FirstRandom(options_.seed);
+  random_.Skip(drawn_);
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::SetTrace(StepTrace* trace) {

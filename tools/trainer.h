@@ -10,8 +10,9 @@
 //   }
 //   ASSIGN_OR_RETURN(std::string digest, trainer->Digest());
 //
-// Create(), Step(), HeldOutBits() and Digest() are collective: every rank calls
-// them, in the same order. An error leaves the trainer unusable.
+// Create(), Step(), HeldOutBits(), Digest(), Save() and Restore() are
+// collective: every rank calls them, in the same order. An error leaves the
+// trainer unusable, but one of Save() on which ranks agreed.
 //
 // The same text, model, batch, micro-batches, lr, clip, seed, precision and
 // number of ranks give the same masters, bit by bit, for any kernel, number of
@@ -30,6 +31,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/memory_budget.h"
+#include "checkpoint/meta.h"
+#include "checkpoint/save.h"
 #include "dispatch/communicator.h"
 #include "dispatch/device.h"
 #include "dispatch/dtype.h"
@@ -37,6 +42,7 @@
 #include "offload/shard_optimizer.h"
 #include "offload/step_trace.h"
 #include "offload/zero_optimizer.h"
+#include "tools/data_position.h"
 #include "tools/language_model.h"
 
 namespace onepass {
@@ -102,6 +108,25 @@ class Trainer {
   // digits.
   absl::StatusOr<std::string> Digest();
 
+  // The state of all ranks, as checkpoint `name` below `parent`, with where
+  // they are in the data. Errors: those of SaveCheckpoint().
+  absl::StatusOr<SaveReport> Save(Communicator& communicator,
+                                  absl::string_view parent,
+                                  absl::string_view name, MemoryBudget& budget);
+  // Goes on where that was saved, on any number of ranks: they go on drawing
+  // from their common stream of positions where it was left. The learning rate
+  // is that of the checkpoint. FailedPrecondition: it is of another text, seed
+  // or model, or has a loss scale where --precision has none, or none where it
+  // has. Others: those of RestoreCheckpoint().
+  absl::Status Restore(Communicator& communicator, Checkpoint& checkpoint,
+                       MemoryBudget& budget);
+
+  // Steps that were taken, and those of them that were skipped, since the run
+  // began: also before Restore().
+  int64_t steps() const { return steps_; }
+  int64_t skipped() const { return steps_ - optimizer_->shards().step(0); }
+  float lr() const { return optimizer_->shards().groups()[0].lr; }
+
   // Each step appends what it did and when; null ends that.
   absl::Status SetTrace(StepTrace* trace);
 
@@ -121,6 +146,9 @@ class Trainer {
   absl::string_view TrainingPart() const;
   // The next positions, those of this rank.
   void DrawPositions();
+  DataPosition Position() const;
+  // That a checkpoint is of this run, and where it is in the data.
+  absl::StatusOr<DataPosition> CheckSame(const CheckpointMeta& meta) const;
   // fp32 weights of a layer, as LanguageModel::GetWeights.
   absl::StatusOr<absl::Span<const float>> Weights(int layer, bool backward);
   void ReleaseWeights();
@@ -131,7 +159,9 @@ class Trainer {
   const int64_t held_out_begin_;
   LanguageModel model_;
   Random random_;
+  int64_t drawn_ = 0;  // of its numbers, by all ranks
   std::vector<int64_t> positions_;
+  int64_t steps_ = 0;
 
   std::unique_ptr<Communicator> communicator_;
   // On the device: of the largest layer.

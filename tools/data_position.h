@@ -1,0 +1,36 @@
+// Where in its data a run of `onepass train` is: what a checkpoint holds of it
+// beside tensors, as a line of text.
+//
+//   meta.user = EncodeDataPosition(position);
+//   ...
+//   ASSIGN_OR_RETURN(DataPosition position, DecodeDataPosition(meta.user));
+
+#ifndef ONEPASS_TOOLS_DATA_POSITION_H_
+#define ONEPASS_TOOLS_DATA_POSITION_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace onepass {
+
+// The ranks draw from one stream of random numbers, each its own part of a
+// micro-batch: how many were drawn is the position of all, whatever the number
+// of ranks.
+struct DataPosition {
+  int64_t seed = 0;  // of the stream
+  int64_t text_bytes = 0;
+  uint64_t text_hash = 0;  // XXH3, 64 bits
+  int64_t drawn = 0;
+};
+
+std::string EncodeDataPosition(const DataPosition& position);
+
+// DataLoss: it is no text that EncodeDataPosition() wrote.
+absl::StatusOr<DataPosition> DecodeDataPosition(absl::string_view text);
+
+}  // namespace onepass
+
+#endif  // ONEPASS_TOOLS_DATA_POSITION_H_

@@ -1,0 +1,213 @@
+#include "tools/train_checkpoints.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+#include <system_error>
+#include <tuple>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "checkpoint/agreement.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/files.h"
+#include "checkpoint/verify.h"
+#include "dispatch/return_if_error.h"
+
+namespace onepass {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kPrefix[] = "step-";
+
+absl::Status Annotate(const absl::Status& status, absl::string_view before,
+                      absl::string_view after = "") {
+  return absl::Status(status.code(),
+                      absl::StrCat(before, status.message(), after));
+}
+
+// Where the manifest does not say it, the name does. What says nothing is taken
+// for the newest: nobody resumes from an older one unasked.
+int64_t StepOf(const FoundCheckpoint& checkpoint) {
+  if (checkpoint.status.ok()) return checkpoint.step;
+  absl::string_view digits = checkpoint.name;
+  int64_t step;
+  if (absl::ConsumePrefix(&digits, kPrefix) &&
+      absl::SimpleAtoi(digits.substr(0, digits.find('-')), &step)) {
+    return step;
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+// The newest first, also those whose manifest is damaged.
+absl::StatusOr<std::vector<FoundCheckpoint>> NewestFirst(
+    const std::string& directory) {
+  std::vector<FoundCheckpoint> found;
+  ONEPASS_ASSIGN_OR_RETURN(found, FindCheckpoints(directory));
+  std::sort(found.begin(), found.end(),
+            [](const FoundCheckpoint& a, const FoundCheckpoint& b) {
+              return std::make_tuple(StepOf(a), a.name) >
+                     std::make_tuple(StepOf(b), b.name);
+            });
+  return found;
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  std::error_code code;
+  fs::create_directory(path, code);
+  if (code) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--save_dir ", path, ": ", code.message()));
+  }
+  return absl::OkStatus();
+}
+
+constexpr char kPreviousHelps[] =
+    "; --resume_from_previous takes the newest one that is whole";
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TrainCheckpoints>> TrainCheckpoints::Create(
+    const TrainCheckpointOptions& options, Communicator& communicator) {
+  std::unique_ptr<Communicator> own;
+  ONEPASS_ASSIGN_OR_RETURN(own, communicator.Duplicate());
+  auto checkpoints =
+      absl::WrapUnique(new TrainCheckpoints(options, std::move(own)));
+  ONEPASS_ASSIGN_OR_RETURN(
+      checkpoints->budget_,
+      MemoryBudget::Create({options.budget_bytes, options.budget_bytes}));
+  absl::StatusOr<std::string> mine = std::string();
+  if (checkpoints->root()) mine = checkpoints->Find();
+  std::vector<std::string> all;
+  ONEPASS_ASSIGN_OR_RETURN(all,
+                           ExchangeOrFail(*checkpoints->communicator_, mine));
+  checkpoints->found_ = all[0];
+  return checkpoints;
+}
+
+absl::StatusOr<std::string> TrainCheckpoints::Find() {
+  if (saves()) {
+    ONEPASS_RETURN_IF_ERROR(MakeDirectory(options_.save_dir));
+    std::error_code none;
+    if (!options_.resume ||
+        !fs::equivalent(options_.save_dir, load_dir(), none)) {
+      std::vector<FoundCheckpoint> there;
+      ONEPASS_ASSIGN_OR_RETURN(there, NewestFirst(options_.save_dir));
+      if (!there.empty()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "--save_dir ", options_.save_dir, " has checkpoints, up to ",
+            there.front().name, ": expected --resume",
+            options_.resume ? " without --load_dir" : "",
+            ", or another directory"));
+      }
+    }
+  }
+  if (!options_.resume) return std::string();
+  absl::StatusOr<std::vector<FoundCheckpoint>> found = NewestFirst(load_dir());
+  if (!found.ok()) return Annotate(found.status(), "--resume: ");
+  if (found->empty()) {
+    remarks_.push_back(absl::StrCat("no checkpoint in ", load_dir(),
+                                    ": training starts anew"));
+    return std::string();
+  }
+  return Choose(*found);
+}
+
+absl::StatusOr<std::string> TrainCheckpoints::Choose(
+    const std::vector<FoundCheckpoint>& checkpoints) {
+  if (!options_.resume_from_previous) {
+    const FoundCheckpoint& newest = checkpoints.front();
+    if (newest.status.ok()) return newest.path;
+    return Annotate(newest.status, "--resume: ", kPreviousHelps);
+  }
+  VerifyOptions options;
+  options.buffer_bytes = std::min(options.buffer_bytes, options_.budget_bytes);
+  for (const FoundCheckpoint& checkpoint : checkpoints) {
+    absl::StatusOr<VerifyReport> report =
+        VerifyCheckpoint(checkpoint.path, options);
+    if (!report.ok()) return Annotate(report.status(), "--resume: ");
+    if (report->problems.empty()) {
+      if (&checkpoint != &checkpoints.front()) {
+        remarks_.push_back(
+            absl::StrCat("using the previous checkpoint ", checkpoint.path));
+      }
+      return checkpoint.path;
+    }
+    remarks_.push_back(
+        absl::StrCat("the checkpoint ", checkpoint.path,
+                     " is damaged: ", report->problems.front().message()));
+  }
+  return absl::DataLossError(
+      absl::StrCat("--resume: all checkpoints of ", load_dir(),
+                   " are damaged, the newest ", "so: ", remarks_.front()));
+}
+
+absl::Status TrainCheckpoints::Resume(Trainer& trainer) {
+  if (found_.empty()) return absl::OkStatus();
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(found_);
+  absl::Status status = Agree(*communicator_, checkpoint.status());
+  if (status.ok()) {
+    status = trainer.Restore(*communicator_, *checkpoint, *budget_);
+  }
+  if (!status.ok()) {
+    return Annotate(status, absl::StrCat("--resume from ", found_, ": "),
+                    absl::IsDataLoss(status) ? kPreviousHelps : "");
+  }
+  std::error_code none;
+  if (saves() && fs::equivalent(options_.save_dir, load_dir(), none)) {
+    saved_step_ = trainer.steps();
+  }
+  return absl::OkStatus();
+}
+
+std::string TrainCheckpoints::FreeName(int64_t step) const {
+  const std::string name = absl::StrFormat("%s%08d", kPrefix, step);
+  std::string free = name;
+  // A damaged one of that step may be there, which stays.
+  std::error_code none;
+  for (int64_t i = 2;
+       fs::exists(fs::symlink_status(JoinPath(options_.save_dir, free), none));
+       ++i) {
+    free = absl::StrCat(name, "-", i);
+  }
+  return free;
+}
+
+absl::StatusOr<SaveReport> TrainCheckpoints::Save(Trainer& trainer) {
+  const std::string name = FreeName(trainer.steps());
+  SaveReport report;
+  ONEPASS_ASSIGN_OR_RETURN(
+      report, trainer.Save(*communicator_, options_.save_dir, name, *budget_));
+  const absl::Status removed = root() ? RemoveOld(name) : absl::OkStatus();
+  ONEPASS_RETURN_IF_ERROR(Agree(*communicator_, removed));
+  std::vector<int64_t> bytes(communicator_->size());
+  ONEPASS_RETURN_IF_ERROR(communicator_->AllGather(&report.bytes, bytes.data(),
+                                                   sizeof(report.bytes)));
+  report.bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  saved_step_ = trainer.steps();
+  return report;
+}
+
+absl::Status TrainCheckpoints::RemoveOld(const std::string& saved) const {
+  std::vector<FoundCheckpoint> found;
+  ONEPASS_ASSIGN_OR_RETURN(found, NewestFirst(options_.save_dir));
+  // What is newer would count, and this one would go.
+  if (found.empty() || found.front().name != saved) return absl::OkStatus();
+  return KeepLast(options_.save_dir, static_cast<int>(options_.keep_last));
+}
+
+absl::StatusOr<int> TrainCheckpoints::AgreeOnSignal(int mine) {
+  std::vector<int> all(communicator_->size());
+  ONEPASS_RETURN_IF_ERROR(
+      communicator_->AllGather(&mine, all.data(), sizeof(mine)));
+  return *std::max_element(all.begin(), all.end());
+}
+
+}  // namespace onepass
