@@ -518,6 +518,13 @@ TEST_F(TrainCommandTest, BadInputIsNamedBeforeAnyWork) {
       {{"--trace", "/nonexistent/trace"},
        "--trace /nonexistent/trace: No such file"},
       {{"--trace", path_}, "is the file of --text"},
+      {{"--save_every", "0"}, "--save_every is 0, expected 1 to"},
+      {{"--keep_last", "-1"}, "--keep_last is -1, expected 1 to 2147483647"},
+      {{"--budget_mb", "1048577"}, "is 1048577, expected 1 to 1048576"},
+      {{"--resume"}, "--resume needs --save_dir or --load_dir"},
+      {{"--save_dir", "/nonexistent/runs"},
+       "--save_dir /nonexistent/runs: No such file"},
+      {{"--save_dir", path_}, "--save_dir"},
   };
   for (const auto& c : cases) {
     std::vector<std::string> arguments = {"train", "--text", path_};

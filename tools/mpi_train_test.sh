@@ -52,6 +52,39 @@ print(sorted({event["pid"] for event in events if event["name"] == "update"}))
 END
 )" '[0, 1]'
 
+# Saved and resumed, as uninterrupted.
+flags[4]=9
+saved=(--save_dir "$dir/saved" --save_every 5)
+on_mpi 2 "${saved[@]}" >/dev/null
+flags[4]=20
+expect_equal 'digest of 2 processes that resumed' \
+  "$(on_mpi 2 "${saved[@]}" --keep_last 2 --resume | field digest)" "$two"
+expect_equal 'checkpoints' "$(echo "$dir"/saved/*)" "$dir/saved/step-00000015 $dir/saved/step-00000020"
+expect_equal 'digest of a thread that resumed' "$("$onepass" "${flags[@]}" --load_dir "$dir/saved" --resume |
+  tail -n 1 | field digest)" "$(on_threads 2 --load_dir "$dir/saved" --resume | field digest)"
+
+# A signal to one of them ends both, after the same step.
+flags[4]=100000000
+# shellcheck disable=SC2016  # for the ranks to expand
+"$mpirun_test" 2 "$BASH" -c 'echo $$ >"$0/pid$OMPI_COMM_WORLD_RANK" && exec "$@"' "$dir" \
+  "$onepass" "${flags[@]}" --comm mpi --save_dir "$dir/stopped" --save_every 5 >"$dir/out" 2>&1 &
+job=$!
+for _ in {1..600}; do
+  [[ -e $dir/stopped/step-00000005 ]] && break
+  sleep 0.1
+done
+kill -TERM "$(cat "$dir/pid1")"
+if ! wait "$job" || ! grep -q 'SIGTERM: ended after step' "$dir/out"; then
+  echo 'a signal did not end both ranks well:'
+  tail -n 20 "$dir/out"
+  failures=$((failures + 1))
+fi
+newest=$(basename "$(printf '%s\n' "$dir"/stopped/step-* | tail -n 1)")
+flags[4]=$((10#${newest#step-} + 1))
+expect_equal 'digest after a signal' "$(on_mpi 2 --save_dir "$dir/stopped" --resume | field digest)" \
+  "$(on_threads 2 | field digest)"
+flags[4]=20
+
 # What is wrong is said, and ends all of them.
 if "$mpirun_test" 2 "$onepass" "${flags[@]}" --comm mpi --ranks 3 >"$dir/out" 2>&1; then
   echo 'mpirun -n 2 with --ranks 3 succeeded'
