@@ -185,6 +185,11 @@ TEST_F(CheckpointTrainTest, ResumedRunsEndAsUninterruptedOnes) {
     }
     EXPECT_EQ(Names(dir),
               (std::vector<std::string>{"step-00000012", "step-00000008"}));
+    // There is nothing left to do, nor to save.
+    const json done =
+        Summary({"--ranks", ranks, "--save_dir", dir, "--resume"});
+    EXPECT_EQ(done.at("digest"), whole.at("digest"));
+    EXPECT_EQ(Names(dir).size(), 2);
   }
 }
 
@@ -335,7 +340,9 @@ TEST_F(CheckpointTrainTest, ADamagedCheckpointIsNamedAndThePreviousOneUsed) {
     // It is in nobody's way.
     previous.insert(previous.end(), {"--resume_from_previous", "--save_every",
                                      "2", "--keep_last", "1"});
-    const CommandResult result = Train(previous);
+    Flags six = previous;
+    six.insert(six.end(), {"--steps", "6"});
+    const CommandResult result = Train(six);
     ASSERT_TRUE(result.status.ok()) << result.status;
     EXPECT_TRUE(absl::StrContains(
         result.err, absl::StrCat("the checkpoint ", newest, " is damaged: ")))
@@ -344,8 +351,13 @@ TEST_F(CheckpointTrainTest, ADamagedCheckpointIsNamedAndThePreviousOneUsed) {
         result.err,
         absl::StrCat("using the previous checkpoint ", dir, "/step-00000004")))
         << result.err;
-    EXPECT_TRUE(absl::StrContains(result.out, newest + "-2")) << result.out;
-    EXPECT_EQ(ParseLines(result.out).back().at("digest"), whole.at("digest"));
+    ASSERT_TRUE(fs::exists(dir + "/step-00000006"));
+    const CommandResult last = Train(previous);
+    ASSERT_TRUE(last.status.ok()) << last.status;
+    EXPECT_TRUE(absl::StrContains(last.err, "step-00000006 after step 6"))
+        << last.err;
+    EXPECT_TRUE(absl::StrContains(last.out, newest + "-2")) << last.out;
+    EXPECT_EQ(ParseLines(last.out).back().at("digest"), whole.at("digest"));
     EXPECT_EQ(Names(dir).front(), "step-00000012");
     for (const std::string& name : Names(dir)) {
       fs::resize_file(dir + "/" + name + "/manifest", 10);
@@ -362,13 +374,14 @@ TEST_F(CheckpointTrainTest, ASignalSavesAndEndsAllRanks) {
     const std::string dir = Path(absl::StrCat("signal", signal));
     const std::string out = absl::StrCat(dir, ".out");
     const std::string err = absl::StrCat(dir, ".err");
-    // A step in 50,000 is printed; a save says that there was one.
     const Flags flags = {"--ranks", "3", "--save_dir", dir};
     Flags endless = flags;
-    endless.insert(endless.end(), {"--steps", "1000000", "--save_every", "3"});
+    endless.insert(endless.end(), {"--steps", "1000000", "--save_every", "3",
+                                   "--keep_last", "1000000"});
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
+      alarm(600);  // it does not outlive a test that failed
       std::vector<std::string> arguments = With(endless);
       arguments.insert(arguments.begin(), "train");
       std::ofstream out_file(out);

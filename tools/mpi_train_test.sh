@@ -70,7 +70,7 @@ flags[4]=100000000
   "$onepass" "${flags[@]}" --comm mpi --save_dir "$dir/stopped" --save_every 5 >"$dir/out" 2>&1 &
 job=$!
 for _ in {1..600}; do
-  [[ -e $dir/stopped/step-00000005 ]] && break
+  compgen -G "$dir/stopped/step-????????" >/dev/null && break
   sleep 0.1
 done
 kill -TERM "$(cat "$dir/pid1")"

@@ -406,7 +406,7 @@ class TrainCommand : public Command {
       ONEPASS_ASSIGN_OR_RETURN(
           checkpoints, TrainCheckpoints::Create(checkpoints_, communicator));
       for (const std::string& remark : checkpoints->remarks()) {
-        err << remark << "\n";
+        err << absl::StrCat(remark, "\n");
       }
     }
     // Outlives the trainer, which writes to it.
@@ -487,10 +487,11 @@ class TrainCommand : public Command {
     }
     if (stopped != 0 && trainer->steps() < options_.steps) {
       if (first) {
-        err << (stopped == SIGINT ? "SIGINT" : "SIGTERM")
-            << ": ended after step " << trainer->steps() << " of "
-            << options_.steps
-            << ", which is saved; --resume goes on from there\n";
+        // At once: mpirun marks each piece that is written.
+        err << absl::StrCat(stopped == SIGINT ? "SIGINT" : "SIGTERM",
+                            ": ended after step ", trainer->steps(), " of ",
+                            options_.steps,
+                            ", which is saved; --resume goes on from there\n");
       }
       return trace != nullptr ? trace->End() : absl::OkStatus();
     }
@@ -549,11 +550,12 @@ class TrainCommand : public Command {
                        checkpoints.found(), " is of step ", trainer.steps()));
     }
     if (!first) return absl::OkStatus();
-    err << "resumed from " << checkpoints.found() << " after step "
-        << trainer.steps() << "\n";
+    err << absl::StrCat("resumed from ", checkpoints.found(), " after step ",
+                        trainer.steps(), "\n");
     if (trainer.lr() != static_cast<float>(options_.lr)) {
-      err << "--lr is " << options_.lr << ", and that of the checkpoint, "
-          << trainer.lr() << ", is used\n";
+      err << absl::StrCat("--lr is ", options_.lr,
+                          ", and that of the checkpoint, ", trainer.lr(),
+                          ", is used\n");
     }
     return absl::OkStatus();
   }
