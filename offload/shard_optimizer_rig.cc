@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "dispatch/operations.h"
+#include "dispatch/runtime.h"
 #include "gtest/gtest.h"
 #include "offload/gradient_clip.h"
-#include "dispatch/runtime.h"
 #include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 

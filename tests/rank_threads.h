@@ -22,10 +22,10 @@
 #include "dispatch/device.h"
 #include "dispatch/host_device.h"
 #include "dispatch/kernel.h"
+#include "dispatch/runtime.h"
 #include "dispatch/thread_communicator.h"
 #include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
-#include "dispatch/runtime.h"
 #include "tests/make_pool.h"
 #include "tests/test_kernels.h"
 
