@@ -62,8 +62,9 @@ absl::StatusOr<Plan> MakePlan(const StateTensors& tensors,
   // Small state needs no large buffers.
   const int64_t enough =
       down(total + kOutputAlignment - 1) + 2 * kOutputAlignment;
-  plan.chunk_bytes =
-      std::min({down(options.chunk_bytes), down(host / plan.buffers), enough});
+  plan.chunk_bytes = std::min(down(options.chunk_bytes), down(host / chunks));
+  // Where others give chunks, they are of the same size on all ranks.
+  if (more_chunks == 0) plan.chunk_bytes = std::min(plan.chunk_bytes, enough);
   if (plan.chunk_bytes < kOutputAlignment) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the budget of ", host, " bytes of the host, in chunks of ",
@@ -118,7 +119,7 @@ class Saver {
   // What all ranks have to have alike.
   std::string Fingerprint() const {
     return absl::StrCat(
-        name_, options_.full ? " full " : " sharded ",
+        options_.full ? "full " : "sharded ",
         onepass::Fingerprint(meta_, options_.form, options_.layout));
   }
   // After all agreed on an error.

@@ -204,6 +204,7 @@ absl::Status StateTensors::FindParam(
 
 void StateTensors::AddArrays(int index) {
   const StateTensor& tensor = tensors_[index];
+  if (tensor.numel == 0 && NumelOf(tensor.shape) != 0) return;
   arrays_.push_back({tensor.name, StoredType(tensor.type, form_), tensor.shape,
                      tensor.box, tensor.numel, index, tensor.type,
                      /*scales=*/false});

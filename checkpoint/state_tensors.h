@@ -92,7 +92,9 @@ class StateTensors {
   ExportForm form() const { return form_; }
   // In the order of their first views.
   const std::vector<StateTensor>& tensors() const { return tensors_; }
-  // In the order of the tensors; scales directly after their codes.
+  // In the order of the tensors; scales directly after their codes. Of a tensor
+  // of which this rank has nothing there are none: others have all of it, and
+  // readers may know a part by where it begins.
   const std::vector<StoredArray>& arrays() const { return arrays_; }
   const StateTensor& tensor_of(const StoredArray& array) const {
     return tensors_[array.tensor];

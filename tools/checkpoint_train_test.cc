@@ -218,6 +218,37 @@ TEST_F(CheckpointTrainTest, SavesAreReported) {
                                              dir + "/step-00000006"}));
 }
 
+// Training goes on meanwhile, and what is saved is what was.
+TEST_F(CheckpointTrainTest, AsyncSavesHoldTheSame) {
+  const auto run = [&](const std::string& name, bool async) {
+    Flags flags = {"--ranks",      "2", "--save_dir",  Path(name),
+                   "--save_every", "2", "--keep_last", "3"};
+    if (async) flags.push_back("--async_save");
+    const CommandResult result = Train(flags);
+    EXPECT_TRUE(result.status.ok()) << result.status;
+    std::vector<int64_t> steps;
+    std::string digest;
+    for (const json& line : ParseLines(result.out)) {
+      if (line.count("saved") > 0) steps.push_back(line.at("step"));
+      if (line.count("digest") > 0) digest = line.at("digest");
+    }
+    EXPECT_EQ(steps, (std::vector<int64_t>{2, 4, 6, 8, 10, 12}));
+    return digest;
+  };
+  const std::string digest = run("sync", false);
+  EXPECT_NE(digest, "");
+  EXPECT_EQ(run("async", true), digest);
+  const std::vector<std::string> names = Names(Path("async"));
+  EXPECT_EQ(names, (std::vector<std::string>{"step-00000012", "step-00000010",
+                                             "step-00000008"}));
+  for (const std::string& name : names) {
+    EXPECT_TRUE(Tensors(Path("async/" + name)) == Tensors(Path("sync/" + name)))
+        << name;
+  }
+  ExpectError({"--async_save"}, absl::StatusCode::kInvalidArgument,
+              "--async_save needs --save_dir");
+}
+
 TEST_F(CheckpointTrainTest, AnotherNumberOfRanksHasTheSameState) {
   const std::string dir = Path("four");
   ASSERT_FALSE(

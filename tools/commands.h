@@ -16,6 +16,7 @@
 
 namespace onepass {
 
+std::unique_ptr<Command> NewBenchExportCommand();
 std::unique_ptr<Command> NewBenchPipelineCommand();
 std::unique_ptr<Command> NewBenchScalingCommand();
 std::unique_ptr<Command> NewBenchStepCommand();
@@ -37,6 +38,7 @@ inline constexpr CommandFactory kCommands[] = {
     &NewBenchStepCommand,
     &NewBenchScalingCommand,
     &NewBenchPipelineCommand,
+    &NewBenchExportCommand,
     &NewCheckpointInspectCommand,
     &NewCheckpointVerifyCommand,
     &NewCheckpointDiffCommand,

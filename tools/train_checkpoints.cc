@@ -19,6 +19,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/verify.h"
 #include "dispatch/return_if_error.h"
+#include "dispatch/runtime.h"
 
 namespace onepass {
 namespace {
@@ -75,7 +76,8 @@ constexpr char kPreviousHelps[] =
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TrainCheckpoints>> TrainCheckpoints::Create(
-    const TrainCheckpointOptions& options, Communicator& communicator) {
+    const TrainCheckpointOptions& options, const Kernel& kernel, Device& device,
+    Communicator& communicator) {
   std::unique_ptr<Communicator> own;
   ONEPASS_ASSIGN_OR_RETURN(own, communicator.Duplicate());
   auto checkpoints =
@@ -83,6 +85,12 @@ absl::StatusOr<std::unique_ptr<TrainCheckpoints>> TrainCheckpoints::Create(
   ONEPASS_ASSIGN_OR_RETURN(
       checkpoints->budget_,
       MemoryBudget::Create({options.budget_bytes, options.budget_bytes}));
+  if (options.async && checkpoints->saves()) {
+    ONEPASS_ASSIGN_OR_RETURN(checkpoints->pool_, ThreadPool::Create({1}));
+    ONEPASS_ASSIGN_OR_RETURN(own, communicator.Duplicate());
+    checkpoints->saver_ = std::make_unique<AsyncSaver>(
+        Runtime{kernel, device, *checkpoints->pool_}, std::move(own));
+  }
   absl::StatusOr<std::string> mine = std::string();
   if (checkpoints->root()) mine = checkpoints->Find();
   std::vector<std::string> all;
@@ -167,32 +175,60 @@ absl::Status TrainCheckpoints::Resume(Trainer& trainer) {
   return absl::OkStatus();
 }
 
-std::string TrainCheckpoints::FreeName(int64_t step) const {
+absl::StatusOr<std::string> TrainCheckpoints::FreeName(int64_t step) {
   const std::string name = absl::StrFormat("%s%08d", kPrefix, step);
   std::string free = name;
   // A damaged one of that step may be there, which stays.
   std::error_code none;
-  for (int64_t i = 2;
-       fs::exists(fs::symlink_status(JoinPath(options_.save_dir, free), none));
+  for (int64_t i = 2; root() && fs::exists(fs::symlink_status(
+                                    JoinPath(options_.save_dir, free), none));
        ++i) {
     free = absl::StrCat(name, "-", i);
   }
-  return free;
+  std::vector<std::string> all;
+  ONEPASS_ASSIGN_OR_RETURN(all, Exchange(*communicator_, free));
+  return all[0];
 }
 
-absl::StatusOr<SaveReport> TrainCheckpoints::Save(Trainer& trainer) {
-  const std::string name = FreeName(trainer.steps());
+absl::StatusOr<std::vector<SavedStep>> TrainCheckpoints::Save(
+    Trainer& trainer) {
+  std::vector<SavedStep> saved;
+  ONEPASS_ASSIGN_OR_RETURN(saved, Finish());
+  std::string name;
+  ONEPASS_ASSIGN_OR_RETURN(name, FreeName(trainer.steps()));
+  if (saver_ == nullptr) {
+    SaveReport report;
+    ONEPASS_ASSIGN_OR_RETURN(
+        report,
+        trainer.Save(*communicator_, options_.save_dir, name, *budget_));
+    return Saved(trainer.steps(), name, std::move(report));
+  }
+  ONEPASS_RETURN_IF_ERROR(
+      Agree(*communicator_,
+            trainer.StartSave(*saver_, options_.save_dir, name, *budget_)));
+  saving_ = name;
+  saved_step_ = trainer.steps();
+  return saved;
+}
+
+absl::StatusOr<std::vector<SavedStep>> TrainCheckpoints::Finish() {
+  if (saving_.empty()) return std::vector<SavedStep>();
+  const std::string name = std::exchange(saving_, "");
   SaveReport report;
-  ONEPASS_ASSIGN_OR_RETURN(
-      report, trainer.Save(*communicator_, options_.save_dir, name, *budget_));
+  ONEPASS_ASSIGN_OR_RETURN(report, saver_->Wait());
+  return Saved(saved_step_, name, std::move(report));
+}
+
+absl::StatusOr<std::vector<SavedStep>> TrainCheckpoints::Saved(
+    int64_t step, const std::string& name, SaveReport report) {
   const absl::Status removed = root() ? RemoveOld(name) : absl::OkStatus();
   ONEPASS_RETURN_IF_ERROR(Agree(*communicator_, removed));
   std::vector<int64_t> bytes(communicator_->size());
   ONEPASS_RETURN_IF_ERROR(communicator_->AllGather(&report.bytes, bytes.data(),
                                                    sizeof(report.bytes)));
   report.bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-  saved_step_ = trainer.steps();
-  return report;
+  saved_step_ = step;
+  return std::vector<SavedStep>{{step, std::move(report)}};
 }
 
 absl::Status TrainCheckpoints::RemoveOld(const std::string& saved) const {

@@ -6,7 +6,9 @@
 //   ASSIGN_OR_RETURN(auto trainer, Trainer::Create(...));
 //   RETURN_IF_ERROR(checkpoints->Resume(*trainer));
 //   ...                                              // steps
-//   ASSIGN_OR_RETURN(SaveReport report, checkpoints->Save(*trainer));
+//   ASSIGN_OR_RETURN(std::vector<SavedStep> saved,
+//   checkpoints->Save(*trainer)); ASSIGN_OR_RETURN(saved,
+//   checkpoints->Finish());  // at the end
 //
 // All functions but accessors are collective.
 
@@ -21,10 +23,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/async_save.h"
 #include "checkpoint/find.h"
 #include "checkpoint/memory_budget.h"
 #include "checkpoint/save.h"
 #include "dispatch/communicator.h"
+#include "dispatch/device.h"
+#include "dispatch/kernel.h"
+#include "dispatch/thread_pool.h"
 #include "tools/trainer.h"
 
 namespace onepass {
@@ -39,6 +45,15 @@ struct TrainCheckpointOptions {
   bool resume_from_previous = false;
   // Of each rank, of the host and of the device apart.
   int64_t budget_bytes = kDefaultBudget.host;
+  // Whether training goes on while a checkpoint is written.
+  bool async = false;
+};
+
+// A checkpoint that is there.
+struct SavedStep {
+  int64_t step;
+  // The bytes are those of all ranks; the path is that of rank 0.
+  SaveReport report;
 };
 
 class TrainCheckpoints {
@@ -48,8 +63,11 @@ class TrainCheckpoints {
   // which is resumed. DataLoss, with the file: the newest one is damaged, and
   // resume_from_previous not set, or all are. (Without it, damage of tensors is
   // seen by Resume().) Others: of the directories.
+  // Kernel and device outlive the result; the trainer, which they are of, does
+  // not have to.
   static absl::StatusOr<std::unique_ptr<TrainCheckpoints>> Create(
-      const TrainCheckpointOptions& options, Communicator& communicator);
+      const TrainCheckpointOptions& options, const Kernel& kernel,
+      Device& device, Communicator& communicator);
 
   // What a user wants to know of what was found, on rank 0.
   const std::vector<std::string>& remarks() const { return remarks_; }
@@ -61,11 +79,14 @@ class TrainCheckpoints {
   absl::Status Resume(Trainer& trainer);
 
   bool saves() const { return !options_.save_dir.empty(); }
-  // Saves, and removes all but the newest `keep_last`, unless there are newer
-  // ones, which are damaged then. The bytes of the report are those of all
-  // ranks; its path is that of rank 0.
-  absl::StatusOr<SaveReport> Save(Trainer& trainer);
-  // The last step that save_dir has of this trainer; -1: none.
+  // Saves, or with `async` waits for the save before and starts one. After each
+  // that is complete all but the newest `keep_last` are removed, unless there
+  // are newer ones, which are damaged then. What is complete now and was not
+  // before.
+  absl::StatusOr<std::vector<SavedStep>> Save(Trainer& trainer);
+  // Waits for the save under way, if there is one.
+  absl::StatusOr<std::vector<SavedStep>> Finish();
+  // The last step that save_dir has, or will have, of this trainer; -1: none.
   int64_t saved_step() const { return saved_step_; }
 
   // A signal that a rank has received (tools/stop_signals.h), the same on all;
@@ -81,8 +102,12 @@ class TrainCheckpoints {
   absl::StatusOr<std::string> Find();
   absl::StatusOr<std::string> Choose(
       const std::vector<FoundCheckpoint>& checkpoints);
-  // On rank 0: one that save_dir has not.
-  std::string FreeName(int64_t step) const;
+  // One that save_dir has not, the same on all ranks.
+  absl::StatusOr<std::string> FreeName(int64_t step);
+  // After a checkpoint was published.
+  absl::StatusOr<std::vector<SavedStep>> Saved(int64_t step,
+                                               const std::string& name,
+                                               SaveReport report);
   absl::Status RemoveOld(const std::string& saved) const;
 
   bool root() const { return communicator_->rank() == 0; }
@@ -93,6 +118,10 @@ class TrainCheckpoints {
   const TrainCheckpointOptions options_;
   const std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<MemoryBudget> budget_;
+  // Of the saves under way: with a pool and a communicator of their own.
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<AsyncSaver> saver_;
+  std::string saving_;  // the name of that under way, or empty
   std::vector<std::string> remarks_;
   std::string found_;
   int64_t saved_step_ = -1;

@@ -200,6 +200,9 @@ class TrainCommand : public Command {
               "Between two checkpoints.");
     flags.Add("keep_last", &checkpoints_.keep_last, "checkpoints",
               "The newest of --save_dir, which stay; older ones are removed.");
+    flags.Add("async_save", &checkpoints_.async,
+              "Train on while a checkpoint is written: updates wait for what "
+              "has not been read yet.");
     flags.Add("budget_mb", &budget_mb_, "MiB",
               "Memory of a rank to save and to resume with.");
     flags.Add("resume", &checkpoints_.resume,
@@ -260,6 +263,9 @@ class TrainCommand : public Command {
         checkpoints_.load_dir.empty()) {
       return absl::InvalidArgumentError(
           "--resume needs --save_dir or --load_dir");
+    }
+    if (checkpoints_.async && checkpoints_.save_dir.empty()) {
+      return absl::InvalidArgumentError("--async_save needs --save_dir");
     }
     for (const auto& [flag, given] :
          {std::make_pair("--load_dir", !checkpoints_.load_dir.empty()),
@@ -339,15 +345,15 @@ class TrainCommand : public Command {
   static constexpr char kSharedFlags[] =
       "--steps, --batch, --micro_batches, --context, --embedding, --hidden, "
       "--layers, --lr, --clip, --seed, --precision, --save_dir, --save_every, "
-      "--resume and --load_dir";
+      "--async_save, --resume and --load_dir";
   std::string SharedFlags() const {
     const LanguageModelOptions& model = options_.model;
     return absl::StrFormat(
-        "%d %d %d %d %d %d %d %a %a %d %s %s\n%d %d %s", options_.steps,
+        "%d %d %d %d %d %d %d %a %a %d %s %s\n%d %d %d %s", options_.steps,
         options_.batch, options_.micro_batches, model.context, model.embedding,
         model.hidden, model.layers, options_.lr, options_.clip, options_.seed,
-        precision_, checkpoints_.save_dir, save_every_, checkpoints_.resume,
-        checkpoints_.load_dir);
+        precision_, checkpoints_.save_dir, save_every_, checkpoints_.async,
+        checkpoints_.resume, checkpoints_.load_dir);
   }
 
   // Checks everything that can be checked without allocating, and returns the
@@ -404,7 +410,8 @@ class TrainCommand : public Command {
     std::unique_ptr<TrainCheckpoints> checkpoints;
     if (has_checkpoints()) {
       ONEPASS_ASSIGN_OR_RETURN(
-          checkpoints, TrainCheckpoints::Create(checkpoints_, communicator));
+          checkpoints, TrainCheckpoints::Create(checkpoints_, kernel, *device,
+                                                communicator));
       for (const std::string& remark : checkpoints->remarks()) {
         err << absl::StrCat(remark, "\n");
       }
@@ -438,10 +445,12 @@ class TrainCommand : public Command {
       ONEPASS_RETURN_IF_ERROR(Resume(*checkpoints, *trainer, first, err));
     }
     const bool saves = checkpoints != nullptr && checkpoints->saves();
-    const auto save = [&]() -> absl::Status {
-      SaveReport report;
-      ONEPASS_ASSIGN_OR_RETURN(report, checkpoints->Save(*trainer));
-      if (first) PrintSave(trainer->steps(), report, out);
+    const auto print = [&](const absl::StatusOr<std::vector<SavedStep>>& saved)
+        -> absl::Status {
+      ONEPASS_RETURN_IF_ERROR(saved.status());
+      for (const SavedStep& save : *saved) {
+        if (first) PrintSave(save.step, save.report, out);
+      }
       return absl::OkStatus();
     };
     const int64_t every = std::max<int64_t>(options_.steps / kProgressLines, 1);
@@ -480,11 +489,14 @@ class TrainCommand : public Command {
       // Ranks stop after the same step.
       ONEPASS_ASSIGN_OR_RETURN(
           stopped, checkpoints->AgreeOnSignal(StopSignals::Received()));
-      if (i % save_every_ == 0) ONEPASS_RETURN_IF_ERROR(save());
+      if (i % save_every_ == 0) {
+        ONEPASS_RETURN_IF_ERROR(print(checkpoints->Save(*trainer)));
+      }
     }
     if (saves && checkpoints->saved_step() != trainer->steps()) {
-      ONEPASS_RETURN_IF_ERROR(save());
+      ONEPASS_RETURN_IF_ERROR(print(checkpoints->Save(*trainer)));
     }
+    if (saves) ONEPASS_RETURN_IF_ERROR(print(checkpoints->Finish()));
     if (stopped != 0 && trainer->steps() < options_.steps) {
       if (first) {
         // At once: mpirun marks each piece that is written.

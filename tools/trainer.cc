@@ -430,6 +430,23 @@ absl::StatusOr<SaveReport> Trainer::Save(Communicator& communicator,
                                          MemoryBudget& budget) {
   const absl::StatusOr<StateLease> lease = optimizer_->shards().LeaseState();
   ONEPASS_RETURN_IF_ERROR(Agree(communicator, lease.status()));
+  SaveOptions options;
+  options.budget = &budget;
+  return SaveCheckpoint(runtime_, communicator, parent, name, *lease, Meta(),
+                        options);
+}
+
+absl::Status Trainer::StartSave(AsyncSaver& saver, absl::string_view parent,
+                                absl::string_view name, MemoryBudget& budget) {
+  absl::StatusOr<StateLease> lease =
+      optimizer_->shards().LeaseStateBehindFences();
+  ONEPASS_RETURN_IF_ERROR(lease.status());
+  SaveOptions options;
+  options.budget = &budget;
+  return saver.Start(parent, name, *std::move(lease), Meta(), options);
+}
+
+CheckpointMeta Trainer::Meta() const {
   CheckpointMeta meta;
   meta.step = steps_;
   meta.groups = optimizer_->StateGroups();
@@ -437,10 +454,7 @@ absl::StatusOr<SaveReport> Trainer::Save(Communicator& communicator,
     meta.loss_scale = optimizer_->shards().loss_scale_state();
   }
   meta.user = EncodeDataPosition(Position());
-  SaveOptions options;
-  options.budget = &budget;
-  return SaveCheckpoint(runtime_, communicator, parent, name, *lease, meta,
-                        options);
+  return meta;
 }
 
 absl::StatusOr<DataPosition> Trainer::CheckSame(

@@ -31,6 +31,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "checkpoint/async_save.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/memory_budget.h"
 #include "checkpoint/meta.h"
@@ -113,6 +114,10 @@ class Trainer {
   absl::StatusOr<SaveReport> Save(Communicator& communicator,
                                   absl::string_view parent,
                                   absl::string_view name, MemoryBudget& budget);
+  // The same while training goes on (checkpoint/async_save.h). `budget`, and
+  // this, outlive the save. Errors: those of AsyncSaver::Start().
+  absl::Status StartSave(AsyncSaver& saver, absl::string_view parent,
+                         absl::string_view name, MemoryBudget& budget);
   // Goes on where that was saved, on any number of ranks: they go on drawing
   // from their common stream of positions where it was left. The learning rate
   // is that of the checkpoint. FailedPrecondition: it is of another text, seed
@@ -152,6 +157,8 @@ class Trainer {
   // fp32 weights of a layer, as LanguageModel::GetWeights.
   absl::StatusOr<absl::Span<const float>> Weights(int layer, bool backward);
   void ReleaseWeights();
+
+  CheckpointMeta Meta() const;
 
   const Runtime runtime_;
   const TrainOptions options_;
