@@ -42,8 +42,16 @@ absl::StatusOr<std::vector<std::string>> ExchangeOrFail(
   absl::StrAppend(&text, mine.ok()
                              ? absl::string_view(*mine)
                              : mine.status().message().substr(0, kMostMessage));
-  std::vector<std::string> all;
-  ONEPASS_ASSIGN_OR_RETURN(all, Exchange(communicator, text));
+  absl::StatusOr<std::vector<std::string>> exchanged =
+      Exchange(communicator, text);
+  if (!exchanged.ok() && !mine.ok()) {
+    return absl::Status(mine.status().code(),
+                        absl::StrCat(mine.status().message(),
+                                     "; the other ranks could not be told: ",
+                                     exchanged.status().message()));
+  }
+  ONEPASS_RETURN_IF_ERROR(exchanged.status());
+  std::vector<std::string>& all = *exchanged;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto code = static_cast<absl::StatusCode>(all[rank][0]);
     all[rank].erase(0, 1);
@@ -52,7 +60,7 @@ absl::StatusOr<std::vector<std::string>> ExchangeOrFail(
     error.SetPayload(kAgreed, absl::Cord());
     return error;
   }
-  return all;
+  return exchanged;
 }
 
 absl::Status Agree(Communicator& communicator, const absl::Status& mine) {

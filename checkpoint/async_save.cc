@@ -25,6 +25,10 @@ absl::Status AsyncSaver::Start(absl::string_view parent, absl::string_view name,
         result_.status().code(),
         absl::StrCat("the save before failed: ", result_.status().message()));
   }
+  if (lease.fences() == nullptr) {
+    return absl::InvalidArgumentError(
+        "the lease has no fences: its owner could not go on meanwhile");
+  }
   lease_ = std::make_shared<StateLease>(std::move(lease));
   busy_ = true;
   unseen_ = true;
@@ -34,7 +38,7 @@ absl::Status AsyncSaver::Start(absl::string_view parent, absl::string_view name,
     result_ = SaveCheckpoint(runtime_, *communicator_, parent, name, *lease,
                              meta, options);
     // Where it failed early, or tensors were none of it.
-    if (lease->fences() != nullptr) lease->fences()->OpenAll();
+    lease->fences()->OpenAll();
     busy_ = false;
   };
   try {
@@ -60,7 +64,7 @@ absl::StatusOr<SaveReport> AsyncSaver::Wait() {
 }
 
 void AsyncSaver::Cancel() {
-  if (lease_ == nullptr || lease_->fences() == nullptr) return;
+  if (lease_ == nullptr) return;
   lease_->fences()->Cancel(absl::CancelledError("the save was cancelled"));
 }
 

@@ -47,6 +47,7 @@ class AsyncSaver {
   // here. A save that is under way is waited for first; where nobody looked at
   // how that ended (Wait()), and it failed, its error is returned and nothing
   // is started. The budget of `options`, where there is one, outlives the save.
+  // InvalidArgument: the lease has no fences.
   absl::Status Start(absl::string_view parent, absl::string_view name,
                      StateLease lease, CheckpointMeta meta,
                      SaveOptions options);
@@ -57,7 +58,8 @@ class AsyncSaver {
   // was none since the last call.
   absl::StatusOr<SaveReport> Wait();
   // Lets no more state be read for the save under way, which then fails with
-  // Cancelled; on the other ranks as well.
+  // Cancelled, on the other ranks as well, unless all was read already. It
+  // still waits for its budget, if it does.
   void Cancel();
 
  private:

@@ -15,13 +15,21 @@
 #include "xxhash.h"
 
 namespace onepass {
-namespace {
+class Checkpoint::Hash {
+ public:
+  Hash() : state_(XXH3_createState()) { XXH3_64bits_reset(state_); }
+  ~Hash() { XXH3_freeState(state_); }
+  Hash(const Hash&) = delete;
+  Hash& operator=(const Hash&) = delete;
 
-struct FreeState {
-  void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+  void Add(absl::Span<const char> bytes) {
+    XXH3_64bits_update(state_, bytes.data(), bytes.size());
+  }
+  uint64_t Value() const { return XXH3_64bits_digest(state_); }
+
+ private:
+  XXH3_state_t* const state_;
 };
-
-}  // namespace
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(absl::string_view path) {
   Checkpoint checkpoint;
@@ -116,6 +124,21 @@ absl::Status Checkpoint::ReadAt(int file, int64_t offset,
   return opened->ReadAt(offset, out);
 }
 
+absl::Status Checkpoint::FindFiles(const Tensor& tensor, const Box& box) {
+  for (const Piece& piece : tensor.pieces) {
+    bool common = false;
+    // The first run tells.
+    ForEachCommonRun(tensor.shape, piece.box, box,
+                     [&](int64_t, int64_t, int64_t) {
+                       common = true;
+                       return absl::CancelledError();
+                     })
+        .IgnoreError();
+    if (common) ONEPASS_RETURN_IF_ERROR(OpenFile(piece.file).status());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Checkpoint::Read(const Tensor& tensor, const Box& box,
                               absl::Span<char> buffer, Take take) {
   const int64_t element = ByteSize(tensor.type);
@@ -136,6 +159,7 @@ absl::Status Checkpoint::Read(const Tensor& tensor, const Box& box,
           }
           return absl::OkStatus();
         }));
+    ONEPASS_RETURN_IF_ERROR(Finish(tensor, piece, buffer, window));
   }
   return absl::OkStatus();
 }
@@ -143,62 +167,76 @@ absl::Status Checkpoint::Read(const Tensor& tensor, const Box& box,
 absl::Status Checkpoint::Load(const Tensor& tensor, const Piece& piece,
                               int64_t at, absl::Span<char> buffer,
                               Window& window) {
-  if (at >= window.first && at < window.first + window.numel) {
-    return absl::OkStatus();
+  const auto holds = [&] {
+    return at >= window.first && at < window.first + window.numel;
+  };
+  if (holds()) return absl::OkStatus();
+  if (window.chunk == nullptr ||
+      at >= window.chunk->first() + window.chunk->elements()) {
+    ONEPASS_RETURN_IF_ERROR(Finish(tensor, piece, buffer, window));
+    // The chunk that holds the element.
+    const auto& chunks = piece.entry->chunks();
+    const auto next =
+        std::upper_bound(chunks.begin(), chunks.end(), at,
+                         [](int64_t first, const checkpoint::Chunk& chunk) {
+                           return first < chunk.first();
+                         });
+    window.chunk = &*(next - 1);
+    window.first = window.chunk->first();
+    window.numel = 0;
+    window.hash = std::make_unique<Hash>();
   }
-  // The chunk that holds the element.
-  const auto& chunks = piece.entry->chunks();
-  const auto next =
-      std::upper_bound(chunks.begin(), chunks.end(), at,
-                       [](int64_t first, const checkpoint::Chunk& chunk) {
-                         return first < chunk.first();
-                       });
-  const checkpoint::Chunk& chunk = *(next - 1);
-  const int index = static_cast<int>(next - chunks.begin()) - 1;
+  while (!holds()) {
+    ONEPASS_RETURN_IF_ERROR(NextWindow(tensor, piece, buffer, window));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::NextWindow(const Tensor& tensor, const Piece& piece,
+                                    absl::Span<char> buffer, Window& window) {
+  const checkpoint::Chunk& chunk = *window.chunk;
   const int64_t element = ByteSize(tensor.type);
-  const int64_t room = static_cast<int64_t>(buffer.size()) / element * element;
-  if (chunk.length() <= room) {
-    ONEPASS_RETURN_IF_ERROR(
-        VerifyChunk(piece.file, chunk, tensor.name, buffer));
-    window.first = chunk.first();
-    window.numel = chunk.elements();
-    window.verified = index;
-    return absl::OkStatus();
+  const int64_t end = chunk.first() + chunk.elements();
+  window.first += window.numel;
+  window.numel = std::min(static_cast<int64_t>(buffer.size()) / element,
+                          end - window.first);
+  const absl::Span<char> bytes =
+      buffer.subspan(0, static_cast<size_t>(window.numel * element));
+  ONEPASS_RETURN_IF_ERROR(
+      ReadAt(piece.file,
+             chunk.offset() + (window.first - chunk.first()) * element, bytes));
+  window.hash->Add(bytes);
+  if (window.first + window.numel < end) return absl::OkStatus();
+  window.chunk = nullptr;
+  return CompareChecksum(piece.file, chunk, tensor.name, window.hash->Value());
+}
+
+absl::Status Checkpoint::Finish(const Tensor& tensor, const Piece& piece,
+                                absl::Span<char> buffer, Window& window) {
+  while (window.chunk != nullptr) {
+    ONEPASS_RETURN_IF_ERROR(NextWindow(tensor, piece, buffer, window));
   }
-  // Larger than the buffer: first its checksum, then what is wanted of it.
-  if (window.verified != index) {
-    ONEPASS_RETURN_IF_ERROR(
-        VerifyChunk(piece.file, chunk, tensor.name, buffer));
-    window.verified = index;
-  }
-  window.first = at;
-  window.numel =
-      std::min(room / element, chunk.first() + chunk.elements() - at);
-  return ReadAt(piece.file, chunk.offset() + (at - chunk.first()) * element,
-                buffer.subspan(0, static_cast<size_t>(window.numel * element)));
+  return absl::OkStatus();
 }
 
 absl::Status Checkpoint::VerifyChunk(int file, const checkpoint::Chunk& chunk,
                                      absl::string_view tensor,
                                      absl::Span<char> buffer) {
   const int64_t most = static_cast<int64_t>(buffer.size());
-  uint64_t checksum = 0;
-  if (chunk.length() <= most) {
-    const absl::Span<char> bytes =
-        buffer.subspan(0, static_cast<size_t>(chunk.length()));
-    ONEPASS_RETURN_IF_ERROR(ReadAt(file, chunk.offset(), bytes));
-    checksum = Checksum(bytes);
-  } else {
-    const std::unique_ptr<XXH3_state_t, FreeState> state(XXH3_createState());
-    XXH3_64bits_reset(state.get());
-    for (int64_t done = 0; done < chunk.length(); done += most) {
-      const absl::Span<char> bytes = buffer.subspan(
-          0, static_cast<size_t>(std::min(most, chunk.length() - done)));
-      ONEPASS_RETURN_IF_ERROR(ReadAt(file, chunk.offset() + done, bytes));
-      XXH3_64bits_update(state.get(), bytes.data(), bytes.size());
-    }
-    checksum = XXH3_64bits_digest(state.get());
+  Hash hash;
+  for (int64_t done = 0; done < chunk.length(); done += most) {
+    const absl::Span<char> bytes = buffer.subspan(
+        0, static_cast<size_t>(std::min(most, chunk.length() - done)));
+    ONEPASS_RETURN_IF_ERROR(ReadAt(file, chunk.offset() + done, bytes));
+    hash.Add(bytes);
   }
+  return CompareChecksum(file, chunk, tensor, hash.Value());
+}
+
+absl::Status Checkpoint::CompareChecksum(int file,
+                                         const checkpoint::Chunk& chunk,
+                                         absl::string_view tensor,
+                                         uint64_t checksum) const {
   if (checksum == chunk.checksum()) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat("\"", files_[file].path, "\" is damaged between bytes ",

@@ -77,12 +77,16 @@ class Checkpoint {
   // Calls take(first, n, data) with the elements of `box`, which is one of the
   // tensor's: elements [first, first + n) of it in C order, in some order, each
   // once. They come through `buffer`, of at least 4096 bytes. DataLoss, with
-  // the file and the offset: a chunk that it touches is damaged; others may
-  // have been taken by then. Not by several threads at a time.
+  // the file and the offset: a chunk that it touches is damaged; others, and
+  // where it is larger than the buffer some of its own elements, may have been
+  // taken by then. Not by several threads at a time.
   using Take = absl::FunctionRef<absl::Status(int64_t first, int64_t n,
                                               const char* data)>;
   absl::Status Read(const Tensor& tensor, const Box& box,
                     absl::Span<char> buffer, Take take);
+
+  // Whether the files that Read() would read are there, of their lengths.
+  absl::Status FindFiles(const Tensor& tensor, const Box& box);
 
   // Reads the header and all chunks of a file, and compares the header with the
   // index. `progress` is called with bytes read.
@@ -93,11 +97,16 @@ class Checkpoint {
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  // What is in the buffer of a Read(): elements [first, first + numel).
+  class Hash;  // XXH3 of what comes
+
+  // What is in the buffer of a Read(): elements [first, first + numel) of a
+  // piece, which are of a chunk that is read a buffer at a time, all of it, so
+  // that what was taken has been verified when the chunk ends.
   struct Window {
     int64_t first = 0;
     int64_t numel = 0;
-    int verified = -1;  // the chunk whose checksum was right
+    const checkpoint::Chunk* chunk = nullptr;  // whose end is still to be read
+    std::unique_ptr<Hash> hash;
   };
 
   Checkpoint() = default;
@@ -106,11 +115,19 @@ class Checkpoint {
   absl::Status CollectTensors();
   absl::StatusOr<const InputFile*> OpenFile(int file);
   absl::Status ReadAt(int file, int64_t offset, absl::Span<char> out);
-  // Lets the window begin at or before element `at`.
+  // Reads on, up to the window that holds element `at`.
   absl::Status Load(const Tensor& tensor, const Piece& piece, int64_t at,
                     absl::Span<char> buffer, Window& window);
+  absl::Status NextWindow(const Tensor& tensor, const Piece& piece,
+                          absl::Span<char> buffer, Window& window);
+  // Reads the rest of its chunk.
+  absl::Status Finish(const Tensor& tensor, const Piece& piece,
+                      absl::Span<char> buffer, Window& window);
   absl::Status VerifyChunk(int file, const checkpoint::Chunk& chunk,
                            absl::string_view tensor, absl::Span<char> buffer);
+  absl::Status CompareChecksum(int file, const checkpoint::Chunk& chunk,
+                               absl::string_view tensor,
+                               uint64_t checksum) const;
   absl::Status CompareHeader(int file, absl::string_view text,
                              int64_t file_bytes) const;
 

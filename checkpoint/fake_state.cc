@@ -231,7 +231,7 @@ StateRestore FakeState::Restore() {
     }
   }
   StateRestore::Owner owner;
-  owner.commit = [] { return absl::OkStatus(); };
+  owner.commit = [this] { return commit_; };
   owner.end = [this](bool written, bool committed) {
     written_ = written;
     committed_ = committed;

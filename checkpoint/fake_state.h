@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "checkpoint/meta.h"
 #include "dispatch/device.h"
 #include "dispatch/runtime.h"
@@ -79,6 +80,8 @@ class FakeState {
 
   StateLease Lease();
   StateRestore Restore();
+  // Lets the next commit fail.
+  void FailCommit(const absl::Status& error) { commit_ = error; }
   // What came of the last restore.
   bool written() const { return written_; }
   bool committed() const { return committed_; }
@@ -105,6 +108,7 @@ class FakeState {
   const std::vector<Box> boxes_;
   const Runtime runtime_;
   std::vector<std::unique_ptr<Part>> parts_;
+  absl::Status commit_;
   bool written_ = false;
   bool committed_ = false;
 };

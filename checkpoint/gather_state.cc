@@ -95,7 +95,8 @@ class Gatherer {
  public:
   Gatherer(Communicator& communicator, const StateTensors& tensors,
            StateTransfer& transfer, const WholeState& whole,
-           absl::Span<char> buffer, StateSink* sink)
+           absl::Span<char> buffer, StateSink* sink,
+           absl::FunctionRef<absl::Status(int tensor)> exported)
       : communicator_(communicator),
         tensors_(tensors),
         transfer_(transfer),
@@ -103,7 +104,13 @@ class Gatherer {
         // One part for what is gathered, one for what comes.
         gathered_(buffer.subspan(0, buffer.size() / 2)),
         message_(buffer.subspan(buffer.size() / 2)),
-        sink_(sink) {}
+        sink_(sink),
+        exported_(exported),
+        arrays_left_(tensors.tensors().size()) {
+    for (const StoredArray& array : tensors.arrays()) {
+      ++arrays_left_[array.tensor];
+    }
+  }
 
   absl::Status Run() {
     absl::Status status =
@@ -121,6 +128,11 @@ class Gatherer {
         if (sink_ != nullptr && status.ok()) {
           status = Put(static_cast<int>(i), numel * ByteSize(array.type));
         }
+      }
+      for (const WholeState::Part& part : whole_.parts[i]) {
+        if (part.rank != communicator_.rank()) continue;
+        const int tensor = tensors_.arrays()[part.array].tensor;
+        if (--arrays_left_[tensor] == 0) status.Update(exported_(tensor));
       }
     }
     if (sink_ != nullptr && status.ok()) status = sink_->Close();
@@ -190,6 +202,8 @@ class Gatherer {
   const absl::Span<char> gathered_;
   const absl::Span<char> message_;
   StateSink* const sink_;
+  const absl::FunctionRef<absl::Status(int tensor)> exported_;
+  std::vector<int> arrays_left_;  // of this rank's tensors
 };
 
 }  // namespace
@@ -197,8 +211,11 @@ class Gatherer {
 absl::Status GatherState(Communicator& communicator,
                          const StateTensors& tensors, StateTransfer& transfer,
                          const WholeState& whole, absl::Span<char> buffer,
-                         StateSink* sink) {
-  return Gatherer(communicator, tensors, transfer, whole, buffer, sink).Run();
+                         StateSink* sink,
+                         absl::FunctionRef<absl::Status(int tensor)> exported) {
+  return Gatherer(communicator, tensors, transfer, whole, buffer, sink,
+                  exported)
+      .Run();
 }
 
 }  // namespace onepass

@@ -4,7 +4,7 @@
 //   ASSIGN_OR_RETURN(WholeState whole, FindWholeState(communicator, tensors,
 //                                                     meta));
 //   RETURN_IF_ERROR(GatherState(communicator, tensors, transfer, whole, buffer,
-//                               rank == 0 ? &sink : nullptr));
+//                               rank == 0 ? &sink : nullptr, exported));
 
 #ifndef ONEPASS_CHECKPOINT_GATHER_STATE_H_
 #define ONEPASS_CHECKPOINT_GATHER_STATE_H_
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -47,12 +48,14 @@ absl::StatusOr<WholeState> FindWholeState(Communicator& communicator,
 
 // Collective: writes `whole` to the sink of rank 0, which is null on all
 // others. Each rank reads through `buffer`, of the same size on all, at least
-// 4096 bytes. Errors: those of StateTransfer and of the sink, on all ranks;
-// after them the sink is not valid.
+// 4096 bytes. `exported` is as that of ExportState(), on each rank of its own
+// tensors. Errors: those of StateTransfer, of the sink and of `exported`, on
+// all ranks; after them the sink is not valid.
 absl::Status GatherState(Communicator& communicator,
                          const StateTensors& tensors, StateTransfer& transfer,
                          const WholeState& whole, absl::Span<char> buffer,
-                         StateSink* sink);
+                         StateSink* sink,
+                         absl::FunctionRef<absl::Status(int tensor)> exported);
 
 }  // namespace onepass
 

@@ -9,9 +9,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/manifest_messages.h"
+#include "checkpoint/state_files.h"
 #include "checkpoint/state_tensors.h"
 #include "checkpoint/state_transfer.h"
 #include "dispatch/host_buffer.h"
@@ -34,13 +36,18 @@ const char* ModeName(WeightDecay mode) {
   return mode == WeightDecay::kL2 ? "L2" : "AdamW";
 }
 
-// An option of a group, as a text, where it differs.
+// So that different numbers look different.
+std::string Exactly(float value) { return absl::StrFormat("%.9g", value); }
+std::string Exactly(int value) { return absl::StrCat(value); }
+std::string Exactly(absl::string_view value) { return std::string(value); }
+
+// An option of a group, where it differs.
 absl::Status CompareOptions(int group, const StateGroup& saved,
                             const StateGroup& wanted) {
   const auto compare = [&](const char* name, auto a, auto b) -> absl::Status {
     if (a == b) return absl::OkStatus();
-    return Mismatch(absl::StrCat("has ", name, " ", a, " in group ", group,
-                                 ", the trainer has ", b));
+    return Mismatch(absl::StrCat("has ", name, " ", Exactly(a), " in group ",
+                                 group, ", the trainer has ", Exactly(b)));
   };
   ONEPASS_RETURN_IF_ERROR(compare("beta1", saved.beta1, wanted.beta1));
   ONEPASS_RETURN_IF_ERROR(compare("beta2", saved.beta2, wanted.beta2));
@@ -163,6 +170,11 @@ absl::Status Restorer::Prepare() {
     ONEPASS_RETURN_IF_ERROR(CompareTensor(tensor));
   }
   ONEPASS_RETURN_IF_ERROR(CompareNames());
+  for (const StoredArray& array : tensors_->arrays()) {
+    const Checkpoint::Tensor* saved = nullptr;
+    ONEPASS_ASSIGN_OR_RETURN(saved, Find(array.name));
+    ONEPASS_RETURN_IF_ERROR(checkpoint_.FindFiles(*saved, array.box));
+  }
   MemoryBudget* budget = options_.budget;
   if (budget == nullptr) {
     ONEPASS_ASSIGN_OR_RETURN(own_budget_, MemoryBudget::Create(kDefaultBudget));
@@ -228,7 +240,16 @@ absl::Status Restorer::CompareTensor(const StateTensor& wanted) const {
     }
   }
   if (!IsScaled(wanted.type)) return absl::OkStatus();
-  return Find(ScalesName(wanted.name)).status();
+  const Checkpoint::Tensor* scales = nullptr;
+  ONEPASS_ASSIGN_OR_RETURN(scales, Find(ScalesName(wanted.name)));
+  const std::vector<int64_t> leaves = {LeafCount(NumelOf(wanted.shape))};
+  if (saved->scales_name == scales->name && scales->scales &&
+      scales->shape == leaves) {
+    return absl::OkStatus();
+  }
+  return Mismatch(absl::StrCat("has \"", wanted.name, "\" with the scales \"",
+                               saved->scales_name, "\", expected \"",
+                               scales->name, "\", one a leaf"));
 }
 
 absl::Status Restorer::CompareNames() const {
@@ -320,6 +341,24 @@ absl::StatusOr<const char*> Restorer::Convert(const Checkpoint::Tensor& from,
   return reinterpret_cast<const char*>(rounded_.data());
 }
 
+// That all ranks are prepared to restore the same.
+absl::Status AgreeOnCheckpoint(Communicator& communicator,
+                               const Checkpoint& checkpoint,
+                               const absl::Status& prepared) {
+  absl::StatusOr<std::string> mine =
+      absl::StrCat(Checksum(checkpoint.manifest().SerializeAsString()));
+  if (!prepared.ok()) mine = prepared;
+  std::vector<std::string> all;
+  ONEPASS_ASSIGN_OR_RETURN(all, ExchangeOrFail(communicator, mine));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    // All ranks see it.
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has opened another checkpoint than rank 0"));
+  }
+  return absl::OkStatus();
+}
+
 // The groups in the order of the trainer's names are those of the checkpoint:
 // CompareGroups() has them alike.
 CheckpointMeta InOrderOf(const std::vector<StateGroup>& wanted,
@@ -336,12 +375,15 @@ absl::StatusOr<CheckpointMeta> RestoreCheckpoint(
     const Runtime& runtime, Communicator& communicator, Checkpoint& checkpoint,
     StateRestore target, const RestoreOptions& options) {
   Restorer restorer(runtime, checkpoint, target, options);
-  ONEPASS_RETURN_IF_ERROR(Agree(communicator, restorer.Prepare()));
+  ONEPASS_RETURN_IF_ERROR(
+      AgreeOnCheckpoint(communicator, checkpoint, restorer.Prepare()));
   target.BeginWriting();
   ONEPASS_RETURN_IF_ERROR(Agree(communicator, restorer.Write()));
-  const absl::Status committed = target.Commit();
-  const absl::Status all = Agree(communicator, committed);
-  if (!all.ok()) return all;
+  if (absl::Status status = Agree(communicator, target.Commit());
+      !status.ok()) {
+    target.Abandon();
+    return status;
+  }
   return InOrderOf(options.groups, checkpoint.meta());
 }
 

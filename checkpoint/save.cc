@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -105,7 +106,10 @@ class Saver {
   absl::StatusOr<std::string> WriteFiles(const StateTensors& tensors);
   // The same of whole tensors, on rank 0. Collective; an error is that of all.
   absl::StatusOr<std::string> WriteWhole(const StateTensors& tensors);
-  void OpenFence(const StateTensors& tensors, int tensor);
+  // Tensors that lie behind each fence; one fewer, and where it was the last
+  // the fence opens.
+  void CountFences(const StateTensors& tensors);
+  absl::Status Exported(const StateTensors& tensors, int tensor);
   absl::StatusOr<StateTransfer> MakeTransfer(const StateTensors& tensors,
                                              const Plan& plan);
   absl::StatusOr<std::unique_ptr<StateFiles>> MakeFiles(
@@ -115,11 +119,12 @@ class Saver {
                                          const StateFiles* files);
   // On rank 0, from what each rank said of its index.
   absl::Status WriteManifest(const std::vector<std::string>& entries);
+  absl::Status CheckWhole(const checkpoint::Manifest& manifest) const;
   absl::Status Publish();
   // What all ranks have to have alike.
   std::string Fingerprint() const {
     return absl::StrCat(
-        options_.full ? "full " : "sharded ",
+        name_, options_.full ? " full " : " sharded ",
         onepass::Fingerprint(meta_, options_.form, options_.layout));
   }
   // After all agreed on an error.
@@ -134,6 +139,7 @@ class Saver {
   const CheckpointMeta& meta_;
   const SaveOptions& options_;
   StateFences* fences_ = nullptr;
+  absl::flat_hash_map<int, int> behind_;
   std::unique_ptr<MemoryBudget> own_budget_;
   MemoryBudget* budget_ = nullptr;
   PartialDirectory partial_;
@@ -158,6 +164,7 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
       StateTensors::Create(lease.views(), options_.form);
   status.Update(tensors.status());
   ONEPASS_RETURN_IF_ERROR(Begin(status));
+  CountFences(*tensors);
   const absl::StatusOr<std::string> entry =
       options_.full ? WriteWhole(*tensors) : WriteFiles(*tensors);
   absl::StatusOr<std::vector<std::string>> entries =
@@ -242,11 +249,8 @@ absl::StatusOr<std::string> Saver::WriteFiles(const StateTensors& tensors) {
   ONEPASS_RETURN_IF_ERROR(transfer.status());
   std::unique_ptr<StateFiles> files;
   ONEPASS_ASSIGN_OR_RETURN(files, MakeFiles(tensors, plan));
-  ONEPASS_RETURN_IF_ERROR(
-      ExportState(tensors, *transfer, *files, [&](int tensor) {
-        OpenFence(tensors, tensor);
-        return absl::OkStatus();
-      }));
+  const auto exported = [&](int tensor) { return Exported(tensors, tensor); };
+  ONEPASS_RETURN_IF_ERROR(ExportState(tensors, *transfer, *files, exported));
   checkpoint::Index index;
   ONEPASS_RETURN_IF_ERROR(
       FillTensors(tensors.arrays(), tensors.form(), meta_, index));
@@ -300,8 +304,10 @@ absl::StatusOr<std::string> Saver::WriteWhole(const StateTensors& tensors) {
     return absl::OkStatus();
   };
   ONEPASS_RETURN_IF_ERROR(Agree(communicator_, prepare()));
+  const auto exported = [&](int tensor) { return Exported(tensors, tensor); };
   ONEPASS_RETURN_IF_ERROR(GatherState(communicator_, tensors, *transfer, whole,
-                                      buffer.span<char>(), files.get()));
+                                      buffer.span<char>(), files.get(),
+                                      exported));
   checkpoint::Index index;
   if (root()) index = std::move(whole.index);
   index.set_leaf(kLeafNumel);
@@ -309,15 +315,21 @@ absl::StatusOr<std::string> Saver::WriteWhole(const StateTensors& tensors) {
   return WriteIndex(std::move(index), files.get());
 }
 
-// A shard's tensors follow each other; behind a fence there is one shard.
-void Saver::OpenFence(const StateTensors& tensors, int tensor) {
+void Saver::CountFences(const StateTensors& tensors) {
   if (fences_ == nullptr) return;
-  const auto fence_of = [&](int i) {
-    return tensors.tensors()[i].views.front()->fence;
-  };
-  const int fence = fence_of(tensor);
-  const bool last = tensor + 1 == static_cast<int>(tensors.tensors().size());
-  if (last || fence_of(tensor + 1) != fence) fences_->Open(fence);
+  std::vector<bool> counted(tensors.tensors().size());
+  for (const StoredArray& array : tensors.arrays()) {
+    if (counted[array.tensor]) continue;
+    counted[array.tensor] = true;
+    ++behind_[tensors.tensor_of(array).views.front()->fence];
+  }
+}
+
+absl::Status Saver::Exported(const StateTensors& tensors, int tensor) {
+  if (fences_ == nullptr) return absl::OkStatus();
+  const int fence = tensors.tensors()[tensor].views.front()->fence;
+  if (--behind_[fence] == 0) fences_->Open(fence);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StateTransfer> Saver::MakeTransfer(const StateTensors& tensors,
@@ -377,6 +389,26 @@ absl::StatusOr<std::string> Saver::WriteIndex(checkpoint::Index index,
   return entry.SerializeAsString();
 }
 
+// Nothing is published that could not be opened.
+absl::Status Saver::CheckWhole(const checkpoint::Manifest& manifest) const {
+  std::vector<checkpoint::Index> indexes;
+  for (int rank = 0; rank < manifest.world(); ++rank) {
+    const std::string path =
+        JoinPath(partial_.path, manifest.indexes(rank).file());
+    std::string bytes;
+    ONEPASS_ASSIGN_OR_RETURN(bytes, ReadWholeFile(path, kMostIndexBytes));
+    checkpoint::Index index;
+    ONEPASS_ASSIGN_OR_RETURN(index, DecodeIndex(bytes, manifest, rank, path));
+    indexes.push_back(std::move(index));
+  }
+  ONEPASS_RETURN_IF_ERROR(CheckFiles(manifest, indexes, partial_.path));
+  if (absl::Status status = CheckBoxes(indexes, "the state of all ranks");
+      !status.ok()) {
+    return absl::InvalidArgumentError(status.message());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
   checkpoint::Manifest manifest;
   FillManifest(meta_, options_.layout, manifest);
@@ -418,6 +450,7 @@ absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
             });
   std::string bytes;
   ONEPASS_ASSIGN_OR_RETURN(bytes, EncodeManifest(manifest));
+  ONEPASS_RETURN_IF_ERROR(CheckWhole(manifest));
   ONEPASS_RETURN_IF_ERROR(
       WriteSmallFile(JoinPath(partial_.path, kManifestName), bytes));
   return onepass::Publish(partial_.path, parent_, name_);

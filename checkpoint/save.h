@@ -61,7 +61,8 @@ struct SaveReport {
 };
 
 // Collective. InvalidArgument: a name that is none of a directory, state or a
-// budget that makes no sense. AlreadyExists: `parent` has something of that
+// budget that makes no sense, ranks that differ about a tensor or do not have
+// each of its elements once. AlreadyExists: `parent` has something of that
 // name. FailedPrecondition: ranks have different options, or see different
 // directories. Others: of the device, files and communicator. The error of one
 // rank is that of all, with its number. "unknown" in an error of other ranks

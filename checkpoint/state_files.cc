@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -92,7 +93,12 @@ absl::Status StateFiles::Open(const std::vector<StoredArray>& arrays) {
                      needed, ": one for each file, and one that is written")));
   }
   for (int i = 0; i < options_.buffers; ++i) free_.push_back(i);
-  writer_ = std::thread([this] { WriteJobs(); });
+  try {
+    writer_ = std::thread([this] { WriteJobs(); });
+  } catch (const std::system_error& error) {
+    return Fail(absl::ResourceExhaustedError(
+        absl::StrCat("no thread to write state with: ", error.what())));
+  }
   if (absl::Status status = OpenFiles(arrays); !status.ok()) {
     return Fail(status);
   }

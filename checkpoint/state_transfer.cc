@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "dispatch/dtype.h"
 #include "dispatch/kernel.h"
 #include "dispatch/operations.h"
@@ -39,6 +40,19 @@ DType DTypeOf(StateType type) {
 bool IsCopied(StateType type, ExportForm form) {
   if (type == StateType::kInt16Remainder) return form != ExportForm::kRebuilt;
   return form == ExportForm::kExact || type == StateType::kFloat32;
+}
+
+// Scales of leaves from `first` on.
+absl::Status CheckFinite(const StateTensor& tensor, int64_t first,
+                         absl::Span<const float> scales) {
+  for (size_t i = 0; i < scales.size(); ++i) {
+    if (std::isfinite(scales[i])) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("state \"", tensor.name, "\" has the scale ", scales[i],
+                     " at leaf ", first + static_cast<int64_t>(i),
+                     ": it holds what is not finite, and has no codes"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -143,14 +157,9 @@ absl::Status StateTransfer::ReadBehindFences(const StoredArray& array,
   // Whatever happened: `out` is the caller's again.
   if (stream_ != nullptr) status.Update(stream_->Synchronize());
   if (!status.ok() || !array.scales) return status;
-  const float* const scales = reinterpret_cast<const float*>(out);
-  for (int64_t i = 0; i < numel; ++i) {
-    if (std::isfinite(scales[i])) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "state \"", tensor.name, "\" has the scale ", scales[i], " at leaf ",
-        first + i, ": it holds what is not finite, and has no codes"));
-  }
-  return absl::OkStatus();
+  return CheckFinite(tensor, first,
+                     absl::MakeConstSpan(reinterpret_cast<const float*>(out),
+                                         static_cast<size_t>(numel)));
 }
 
 absl::Status StateTransfer::ReadPart(const StateTensor& tensor,
@@ -175,6 +184,9 @@ absl::Status StateTransfer::ReadPart(const StateTensor& tensor,
 absl::Status StateTransfer::ReadConverted(const StateTensor& tensor,
                                           const Part& part, float* out) {
   const StateView& view = *part.view;
+  if (IsScaled(view.type)) {
+    ONEPASS_RETURN_IF_ERROR(CheckScales(tensor, part));
+  }
   if (!view.on_device) {
     return Convert(tensor, view, part.offset, part.numel, out, nullptr);
   }
@@ -193,6 +205,24 @@ absl::Status StateTransfer::ReadConverted(const StateTensor& tensor,
         stream_->CopyToHost(out + i, scratch, numel * kFloatBytes));
   }
   return absl::OkStatus();
+}
+
+absl::Status StateTransfer::CheckScales(const StateTensor& tensor,
+                                        const Part& part) {
+  const StateView& view = *part.view;
+  const int64_t first = part.offset / kLeafNumel;
+  const int64_t end = LeafCount(part.offset + part.numel);
+  const float* scales = view.scales + first;
+  std::vector<float> copied;
+  if (view.on_device) {
+    copied.resize(end - first);
+    ONEPASS_RETURN_IF_ERROR(stream_->CopyToHost(copied.data(), scales,
+                                                (end - first) * kFloatBytes));
+    ONEPASS_RETURN_IF_ERROR(stream_->Synchronize());
+    scales = copied.data();
+  }
+  return CheckFinite(tensor, view.offset / kLeafNumel + first,
+                     absl::MakeConstSpan(scales, end - first));
 }
 
 template <typename Args>

@@ -81,6 +81,7 @@ class StateTransfer {
   absl::Status ConvertAll();
   absl::Status ReadPart(const StateTensor& tensor, const Part& part,
                         bool scales, char* out);
+  absl::Status CheckScales(const StateTensor& tensor, const Part& part);
   absl::Status ReadConverted(const StateTensor& tensor, const Part& part,
                              float* out);
   // Puts the fp32 values of [offset, offset + numel) of a view to `out`, on the

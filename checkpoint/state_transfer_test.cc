@@ -281,17 +281,19 @@ TEST_F(StateTransferTest, AScaleThatIsNotFiniteIsRefusedByName) {
   const std::vector<StateView> views = {
       ViewOf("state.w.exp_avg", StateType::kScaledFloat16, 2 * kLeafNumel,
              codes.data(), false, scales.data())};
-  const auto tensors = StateTensors::Create(views, ExportForm::kExact);
-  ASSERT_TRUE(tensors.ok());
-  auto transfer = StateTransfer::Create(runtime(), *tensors, {});
-  ASSERT_TRUE(transfer.ok());
-  StateDict dict;
-  const absl::Status status = ExportState(*tensors, *transfer, dict);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(absl::StrContains(status.message(),
-                                "\"state.w.exp_avg\" has the scale inf at "
-                                "leaf 1"))
-      << status;
+  for (const ExportForm form : {ExportForm::kExact, ExportForm::kUnscaled}) {
+    const auto tensors = StateTensors::Create(views, form);
+    ASSERT_TRUE(tensors.ok());
+    auto transfer = StateTransfer::Create(runtime(), *tensors, {});
+    ASSERT_TRUE(transfer.ok());
+    StateDict dict;
+    const absl::Status status = ExportState(*tensors, *transfer, dict);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::StrContains(status.message(),
+                                  "\"state.w.exp_avg\" has the scale inf at "
+                                  "leaf 1"))
+        << status;
+  }
 }
 
 TEST_F(StateTransferTest, ViewsThatMakeNoSenseAreNamed) {

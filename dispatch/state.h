@@ -258,6 +258,9 @@ class StateRestore {
     committed_ = status.ok();
     return status;
   }
+  // After Commit(): what belongs to it did not come. The owner is unusable, as
+  // without.
+  void Abandon() { committed_ = false; }
 
  private:
   void End() {

@@ -193,6 +193,16 @@ TEST_F(StateRestoreTest, TellsItsOwnerHowItEnds) {
   EXPECT_EQ(told_, "w-W-cWCcW-");
 }
 
+TEST_F(StateRestoreTest, MayBeAbandonedAfterAll) {
+  {
+    StateRestore restore = Restore();
+    restore.BeginWriting();
+    EXPECT_TRUE(restore.Commit().ok());
+    restore.Abandon();
+  }
+  EXPECT_EQ(told_, "cW-");
+}
+
 TEST_F(StateRestoreTest, EndsOnceWhereverItWent) {
   {
     StateRestore outer = [this] {
