@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<StateFiles>> StateFiles::Create(
     return absl::InvalidArgumentError(absl::StrCat(
         "prefix is \"", options.prefix, "\", expected the name of a file"));
   }
-  auto files = absl::WrapUnique(new StateFiles(runtime, std::move(options)));
+  auto files = absl::WrapUnique(new StateFiles(std::move(options)));
   const int64_t bytes = files->options_.chunk_bytes * files->options_.buffers;
   HostBufferOptions memory;
   // As many bytes as were asked for, and no more.

@@ -80,8 +80,8 @@ class StateFiles : public StateSink {
   // Files that `arrays` need, which is the number of their sizes of elements.
   static int FileCount(const std::vector<StoredArray>& arrays);
 
-  // Takes the buffers. `runtime` outlives the result. InvalidArgument: sizes
-  // that make no sense. ResourceExhausted: memory.
+  // Takes the buffers. The device of `runtime` outlives the result.
+  // InvalidArgument: sizes that make no sense. ResourceExhausted: memory.
   static absl::StatusOr<std::unique_ptr<StateFiles>> Create(
       const Runtime& runtime, StateFilesOptions options);
   // Where it was not closed, files stay as far as they are.
@@ -125,8 +125,8 @@ class StateFiles : public StateSink {
     int64_t bytes;
   };
 
-  StateFiles(const Runtime& runtime, StateFilesOptions options)
-      : runtime_(runtime), options_(std::move(options)) {}
+  explicit StateFiles(StateFilesOptions options)
+      : options_(std::move(options)) {}
 
   char* Buffer(int index) const {
     return memory_ + index * options_.chunk_bytes;
@@ -141,7 +141,6 @@ class StateFiles : public StateSink {
   void WriteJobs();
   void Stop();
 
-  const Runtime runtime_;
   const StateFilesOptions options_;
   PinnedBuffer pinned_;
   HostBuffer pageable_;

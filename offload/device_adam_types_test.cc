@@ -133,8 +133,9 @@ std::vector<AdamConstants> Constants(int64_t t) {
 }
 
 std::vector<float> Normal(std::mt19937& random, int64_t numel, float scale) {
-  std::normal_distribution<float> normal(0, scale);
   std::vector<float> values(numel);
+  if (scale == 0) return values;
+  std::normal_distribution<float> normal(0, scale);
   for (float& value : values) value = normal(random);
   return values;
 }
