@@ -1,6 +1,8 @@
 // What is done with checkpoints beside saving and restoring: compared, and made
 // into one file.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,6 +25,7 @@
 #include "checkpoint/compare.h"
 #include "checkpoint/consolidate.h"
 #include "checkpoint/fake_state.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/save.h"
 #include "checkpoint/save_fake_state.h"
@@ -34,6 +37,7 @@
 #include "tests/make_pool.h"
 #include "tests/temp_directory.h"
 #include "tests/test_kernels.h"
+#include "xxhash.h"
 
 namespace onepass {
 namespace {
@@ -306,7 +310,9 @@ TEST_F(ContentsTest, DamageAndSmallBuffersAreErrors) {
       *RunnableKernels().front(), *pool, *damaged, path("out"), {});
   EXPECT_EQ(consolidated.status().code(), absl::StatusCode::kDataLoss);
   // What had been begun is gone.
-  EXPECT_FALSE(fs::exists(path("out")));
+  for (const auto& entry : fs::directory_iterator(directory_.path())) {
+    EXPECT_EQ(entry.path().filename(), "a");
+  }
 }
 
 // --- One file ---
@@ -498,12 +504,59 @@ TEST_F(ConsolidateTest, UnscaledCheckpointsGiveTheSameValues) {
   }
 }
 
+// Only what is damaged, or made by others, has that.
+TEST_F(ConsolidateTest, ARemainderOfAnotherStepThanItsWeightIsRefused) {
+  SaveFlat(model_, "c", 1, model_.Meta(5));
+  const std::string manifest_path = path("c/manifest");
+  auto manifest = DecodeManifest(ReadAll(manifest_path), manifest_path);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  const std::string index_path = path("c/rank-00000-of-00001.index");
+  auto index = DecodeIndex(ReadAll(index_path), *manifest, 0, index_path);
+  ASSERT_TRUE(index.ok()) << index.status();
+  for (auto& tensor : *index->mutable_tensors()) {
+    if (tensor.name() == "state.rest.master_param") tensor.set_step(9);
+  }
+  const auto index_bytes = EncodeIndex(*index);
+  ASSERT_TRUE(index_bytes.ok()) << index_bytes.status();
+  manifest->mutable_indexes(0)->set_checksum(
+      XXH3_64bits(index_bytes->data(), index_bytes->size()));
+  const auto manifest_bytes = EncodeManifest(*manifest);
+  ASSERT_TRUE(manifest_bytes.ok()) << manifest_bytes.status();
+  std::ofstream(index_path, std::ios::binary) << *index_bytes;
+  std::ofstream(manifest_path, std::ios::binary) << *manifest_bytes;
+  const absl::Status status =
+      Consolidate("c", ConsolidatedForm::kFloat32).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_TRUE(absl::StrContains(
+      status.message(),
+      "\"state.rest.master_param\" is a remainder of step 9, and "
+      "\"state.rest.param\", its weight, of step 6"))
+      << status;
+  // As they are stored, nothing is joined.
+  EXPECT_TRUE(Consolidate("c", ConsolidatedForm::kStored).ok());
+}
+
 TEST_F(ConsolidateTest, WhatIsThereStays) {
   SaveFlat(model_, "c", 1, model_.Meta(5));
   std::ofstream(path("out")) << "mine";
   EXPECT_EQ(Consolidate("c", ConsolidatedForm::kStored).status().code(),
             absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(ReadAll(path("out")), "mine");
+  // Also what comes while it is written.
+  fs::remove(path("out"));
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path("c"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ConsolidateOptions options;
+  options.progress = [&](int64_t, int64_t) {
+    std::ofstream(path("out")) << "theirs";
+  };
+  EXPECT_EQ(ConsolidateCheckpoint(*RunnableKernels().front(), *pool_,
+                                  *checkpoint, path("out"), options)
+                .status()
+                .code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(ReadAll(path("out")), "theirs");
+  EXPECT_FALSE(fs::exists(absl::StrCat(path("out"), ".partial-", getpid())));
 }
 
 }  // namespace

@@ -89,6 +89,11 @@ absl::StatusOr<const Tensor*> WeightOf(const Checkpoint& checkpoint,
         absl::StrCat("\"", remainder.name, "\" is a remainder, expected \"",
                      name, "\", its weight, of bf16 and its shape"));
   }
+  if (found->second.step != remainder.step) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "\"", remainder.name, "\" is a remainder of step ", remainder.step,
+        ", and \"", name, "\", its weight, of step ", found->second.step));
+  }
   return &found->second;
 }
 
@@ -249,10 +254,14 @@ class Consolidation {
   const ConsolidateOptions& options_;
 };
 
-// The name of a new file, on the disk.
-absl::Status SyncName(const std::string& path) {
+// Gives the file `partial` its name, on the disk; after an error it may have
+// either.
+absl::Status Publish(const std::string& partial, const std::string& path) {
+  ONEPASS_RETURN_IF_ERROR(RenameToNew(partial, path));
   const std::string parent = std::filesystem::path(path).parent_path();
-  return SyncDirectory(parent.empty() ? "." : parent);
+  const absl::Status synced = SyncDirectory(parent.empty() ? "." : parent);
+  if (!synced.ok()) unlink(path.c_str());
+  return synced;
 }
 
 }  // namespace
@@ -265,6 +274,8 @@ absl::StatusOr<ConsolidateReport> ConsolidateCheckpoint(
         absl::StrCat("buffer_bytes is ", options.buffer_bytes,
                      ", expected at least ", kLeastBufferBytes));
   }
+  // Looked at early, so that nobody reads for hours in vain; renaming decides.
+  ONEPASS_RETURN_IF_ERROR(RefuseExisting(out));
   std::vector<Source> sources;
   ONEPASS_ASSIGN_OR_RETURN(sources, Sources(checkpoint, options.form));
   SafetensorsHeader header;
@@ -286,18 +297,19 @@ absl::StatusOr<ConsolidateReport> ConsolidateCheckpoint(
   ONEPASS_ASSIGN_OR_RETURN(
       memory, HostBuffer::Create(pool, options.buffer_bytes / kUnit * kUnit,
                                  memory_options));
+  const std::string partial = absl::StrCat(out, ".partial-", getpid());
   std::unique_ptr<OutputFile> file;
-  ONEPASS_ASSIGN_OR_RETURN(file, OutputFile::Create(out));
+  ONEPASS_ASSIGN_OR_RETURN(file, OutputFile::Create(partial));
   Consolidation consolidation(
       kernel, pool, checkpoint,
       absl::MakeSpan(memory.as<char>(), static_cast<size_t>(memory.bytes())),
       options);
   absl::Status status = consolidation.Write(sources, bytes, *file);
-  if (status.ok()) status = SyncName(out);
+  if (status.ok()) status = Publish(partial, out);
   if (!status.ok()) {
     // Closed first. That it could not be removed is less than why.
     file.reset();
-    unlink(out.c_str());
+    unlink(partial.c_str());
     return status;
   }
   ConsolidateReport report;

@@ -44,9 +44,10 @@ struct ConsolidateReport {
 
 // What is written is on the disk then. InvalidArgument: too small a buffer, too
 // many tensors for the format. AlreadyExists: there is something at `out`,
-// which stays. FailedPrecondition: a remainder without its weight. Others: as
-// Checkpoint::Read() and FileError(). A file that this began is removed where
-// it fails.
+// which stays. FailedPrecondition: a remainder without its weight of the same
+// step. Others: as Checkpoint::Read() and FileError(). It is written as
+// "<out>.partial-<process>", which is removed where it fails, and has its name
+// once it is whole.
 absl::StatusOr<ConsolidateReport> ConsolidateCheckpoint(
     const Kernel& kernel, ThreadPool& pool, Checkpoint& checkpoint,
     const std::string& out, const ConsolidateOptions& options);

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,6 +22,14 @@
 #include "dispatch/return_if_error.h"
 
 namespace onepass {
+namespace {
+
+absl::Status Existing(absl::string_view path) {
+  return absl::AlreadyExistsError(
+      absl::StrCat(path, ": exists, expected a new name"));
+}
+
+}  // namespace
 
 bool IsPlainName(absl::string_view name) {
   return !name.empty() && name != "." && name != ".." &&
@@ -48,6 +57,28 @@ absl::Status SyncDirectory(const std::string& path) {
                            FileHandle::Open(path, O_RDONLY | O_DIRECTORY));
   const absl::Status status = directory.Sync();
   return absl::IsInvalidArgument(status) ? absl::OkStatus() : status;
+}
+
+absl::Status RefuseExisting(const std::string& path) {
+  struct stat status;
+  if (lstat(path.c_str(), &status) == 0) return Existing(path);
+  return errno == ENOENT ? absl::OkStatus() : FileError(errno, "lstat", path);
+}
+
+absl::Status RenameToNew(const std::string& from, const std::string& to) {
+  const auto status = [&](absl::string_view call, int result) {
+    if (result == 0) return absl::OkStatus();
+    if (errno == EEXIST || errno == ENOTEMPTY) return Existing(to);
+    return FileError(errno, absl::StrCat(call, " to ", to), from);
+  };
+  const int result =
+      renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
+  if (result == 0 || (errno != EINVAL && errno != ENOSYS)) {
+    return status("renameat2", result);
+  }
+  // The filesystem, or the system, has no such renaming.
+  ONEPASS_RETURN_IF_ERROR(RefuseExisting(to));
+  return status("rename", rename(from.c_str(), to.c_str()));
 }
 
 absl::StatusOr<InputFile> InputFile::Open(const std::string& path) {

@@ -43,6 +43,15 @@ absl::Status WriteSmallFile(const std::string& path, absl::string_view bytes);
 // cannot wait for that and says so, EINVAL, it does what can be done: nothing.)
 absl::Status SyncDirectory(const std::string& path);
 
+// AlreadyExists: there is something at `path`, a symbolic link too.
+absl::Status RefuseExisting(const std::string& path);
+
+// Renames a file or directory within its filesystem. AlreadyExists: there is
+// something at `to`, if only an empty directory; both stay. On a filesystem
+// without renameat2(RENAME_NOREPLACE), as NFS, that is asked first, and what
+// another process puts there between that and the renaming may be replaced.
+absl::Status RenameToNew(const std::string& from, const std::string& to);
+
 // The names in a directory, in order, but "." and "..".
 absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path);
 

@@ -1,8 +1,6 @@
 #include "checkpoint/publish.h"
 
 #include <dirent.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -117,17 +115,6 @@ absl::StatusOr<bool> IsCheckpoint(const std::string& path) {
   return S_ISREG(manifest->st_mode);
 }
 
-absl::Status Existing(absl::string_view path) {
-  return absl::AlreadyExistsError(
-      absl::StrCat(path, ": exists, expected a new name"));
-}
-
-absl::Status RefuseExisting(const std::string& path) {
-  const auto status = Look(path);
-  if (absl::IsNotFound(status.status())) return absl::OkStatus();
-  return status.ok() ? Existing(path) : status.status();
-}
-
 // The names of the files in `path`; FailedPrecondition: there is a directory.
 absl::StatusOr<std::vector<std::string>> FilesOfFlat(const std::string& path) {
   std::vector<std::string> names;
@@ -150,23 +137,6 @@ absl::Status Unlink(const std::string& path) {
     return FileError(errno, "unlink", path);
   }
   return absl::OkStatus();
-}
-
-// AlreadyExists: there is something at `to`.
-absl::Status RenameToNew(const std::string& from, const std::string& to) {
-  const auto status = [&](absl::string_view call, int result) {
-    if (result == 0) return absl::OkStatus();
-    if (errno == EEXIST || errno == ENOTEMPTY) return Existing(to);
-    return FileError(errno, absl::StrCat(call, " to ", to), from);
-  };
-  const int result =
-      renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
-  if (result == 0 || (errno != EINVAL && errno != ENOSYS)) {
-    return status("renameat2", result);
-  }
-  // The filesystem, or the system, has no such renaming.
-  ONEPASS_RETURN_IF_ERROR(RefuseExisting(to));
-  return status("rename", rename(from.c_str(), to.c_str()));
 }
 
 }  // namespace
