@@ -70,7 +70,7 @@ class CheckpointDiffCommand : public Command {
   const char* name() const override { return "checkpoint diff"; }
   const char* summary() const override {
     return "Compares two checkpoints by name, whatever their ranks. Exit "
-           "status: 0 equal, 1 different, 2 an error.";
+           "status: 0 equal, 1 different or damaged, 2 another error.";
   }
 
   void AddFlags(Flags& flags) override {
@@ -80,6 +80,17 @@ class CheckpointDiffCommand : public Command {
   }
 
   absl::Status Run(std::ostream& out, std::ostream& err) override {
+    const absl::Status status = Compare(out, err);
+    found_ |= absl::IsDataLoss(status);
+    return status;
+  }
+
+  int failure_status() const override {
+    return found_ ? kExitFailure : kExitUsage;
+  }
+
+ private:
+  absl::Status Compare(std::ostream& out, std::ostream& err) {
     absl::StatusOr<Checkpoint> a = Checkpoint::Open(a_);
     ONEPASS_RETURN_IF_ERROR(a.status());
     absl::StatusOr<Checkpoint> b = Checkpoint::Open(b_);
@@ -95,16 +106,11 @@ class CheckpointDiffCommand : public Command {
     }
     json_ ? PrintJson(report, out) : PrintLines(report, out);
     if (report.equal()) return absl::OkStatus();
-    different_ = true;
+    found_ = true;
     return absl::FailedPreconditionError(
         absl::StrCat("\"", a_, "\" and \"", b_, "\" differ"));
   }
 
-  int failure_status() const override {
-    return different_ ? kExitFailure : kExitUsage;
-  }
-
- private:
   void PrintJson(const CompareReport& report, std::ostream& out) const {
     auto tensors = ordered_json::array();
     // Of elements; as what differs first is asked for most.
@@ -141,7 +147,7 @@ class CheckpointDiffCommand : public Command {
   std::string a_;
   std::string b_;
   bool json_ = false;
-  bool different_ = false;
+  bool found_ = false;  // a difference, or damage
 };
 
 }  // namespace

@@ -22,8 +22,8 @@ class CheckpointVerifyCommand : public Command {
  public:
   const char* name() const override { return "checkpoint verify"; }
   const char* summary() const override {
-    return "Reads all of a checkpoint, and prints what is damaged, which is a "
-           "failure.";
+    return "Reads all of a checkpoint, and prints what is damaged. Exit "
+           "status: 0 whole, 1 damaged, 2 another error.";
   }
 
   void AddFlags(Flags& flags) override {
@@ -57,13 +57,19 @@ class CheckpointVerifyCommand : public Command {
           << " bytes of tensors, nothing is damaged\n";
     }
     if (count == 0) return absl::OkStatus();
+    damaged_ = true;
     return absl::DataLossError(
         absl::StrCat("\"", path_, "\" is damaged: ", Count(count, "problem")));
+  }
+
+  int failure_status() const override {
+    return damaged_ ? kExitFailure : kExitUsage;
   }
 
  private:
   std::string path_;
   bool json_ = false;
+  bool damaged_ = false;
 };
 
 }  // namespace

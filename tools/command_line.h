@@ -69,7 +69,8 @@ class Flags {
 
 inline constexpr int kExitSuccess = 0;
 inline constexpr int kExitFailure = 1;  // the subcommand failed
-// An unknown subcommand or flag, or none, or a value that cannot be read.
+// An unknown subcommand or flag, or none, or a value that cannot be read; of
+// some subcommands (failure_status()), all but what they were asked to find.
 inline constexpr int kExitUsage = 2;
 
 class Command {

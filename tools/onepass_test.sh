@@ -49,7 +49,7 @@ expect 1 ERR 'onepass bench step: --rounds is 0' bench step --rounds 0
 expect 1 ERR 'onepass bench scaling: --rounds is 0' bench scaling --rounds 0
 expect 0 OUT 'consolidate' checkpoint --help
 expect 0 OUT 'no checkpoints' checkpoint inspect "$dir"
-expect 1 ERR 'onepass checkpoint verify: ' checkpoint verify "$dir/none"
+expect 2 ERR 'onepass checkpoint verify: ' checkpoint verify "$dir/none"
 expect 2 ERR 'onepass checkpoint diff: ' checkpoint diff "$dir/none" "$dir"
 expect 1 ERR 'no kernel is named avx51' train --kernel avx51
 ONEPASS_KERNEL=sclar expect 1 ERR 'did you mean scalar?' kernels
