@@ -412,7 +412,8 @@ TEST_F(CheckpointTrainTest, ASignalSavesAndEndsAllRanks) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      alarm(600);  // it does not outlive a test that failed
+      ::signal(signal, SIG_DFL);  // whatever tests are started with
+      alarm(600);                 // it does not outlive a test that failed
       std::vector<std::string> arguments = With(endless);
       arguments.insert(arguments.begin(), "train");
       std::ofstream out_file(out);
@@ -427,6 +428,8 @@ TEST_F(CheckpointTrainTest, ASignalSavesAndEndsAllRanks) {
       ASSERT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it has ended";
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
+    // As from a `timeout` above it, which signals its group as well.
+    ASSERT_EQ(kill(child, signal), 0);
     ASSERT_EQ(kill(child, signal), 0);
     int status;
     ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -451,23 +454,40 @@ TEST_F(CheckpointTrainTest, ASignalSavesAndEndsAllRanks) {
   }
 }
 
-TEST(StopSignalsTest, TheSecondSignalEndsTheProcess) {
+// But not one that comes with the first.
+TEST(StopSignalsTest, ALaterSignalEndsTheProcess) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
     const StopSignals signals;
     if (StopSignals::Received() != 0) _exit(1);
     raise(SIGTERM);
     if (StopSignals::Received() != SIGTERM) _exit(2);
+    raise(SIGTERM);
+    if (StopSignals::Received() != SIGTERM) _exit(3);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
     raise(SIGINT);
-    _exit(3);
+    _exit(4);
   }
   int status;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
 }
 
+TEST(StopSignalsTest, WhatWasIgnoredStaysIgnored) {
+  const auto before = signal(SIGTERM, SIG_IGN);
+  {
+    const StopSignals signals;
+    raise(SIGTERM);
+    EXPECT_EQ(StopSignals::Received(), 0);
+  }
+  EXPECT_EQ(signal(SIGTERM, before), SIG_IGN);
+}
+
 TEST(StopSignalsTest, WhatWasBeforeComesBack) {
+  signal(SIGTERM, SIG_DFL);
   struct sigaction before;
   ASSERT_EQ(sigaction(SIGTERM, nullptr, &before), 0);
   {

@@ -9,8 +9,10 @@
 
 namespace onepass {
 
-// While it lives, the first of these signals is noted, and a second one does
-// what it did before: by default it ends the process. One at a time.
+// While it lives, the first of these signals is noted; one within a second of
+// it is taken for the same wish; one after that does what it did before: by
+// default it ends the process. What was ignored before stays ignored. One at a
+// time.
 class StopSignals {
  public:
   StopSignals();
