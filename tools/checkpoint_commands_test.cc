@@ -214,6 +214,23 @@ TEST_F(CheckpointCommandsTest, InspectListsTheNewestFirstAndWhatIsLeft) {
   EXPECT_EQ(list({}).at("partials"), json::array());
 }
 
+TEST_F(CheckpointCommandsTest, InspectListsWhatLostItsManifest) {
+  Save(model_, "step-00000007", 1, 7);
+  ASSERT_TRUE(fs::create_directory(path("step-00000008")));
+  ASSERT_TRUE(fs::create_directory(path("step-00000009")));
+  fs::create_symlink("../step-00000007/manifest",
+                     path("step-00000009/manifest"));
+  // These are nothing.
+  ASSERT_TRUE(fs::create_directory(path("others")));
+  std::ofstream(path("step-file")) << "x";
+  const Result text = RunCheckpoint({"inspect", directory_.path()});
+  EXPECT_EQ(text.status, kExitFailure);
+  EXPECT_TRUE(Has(text.err, "2 of 3 checkpoints cannot be read"));
+  EXPECT_TRUE(Has(text.out, "step-00000007: step 7, 1 rank"));
+  EXPECT_TRUE(Has(text.out, "step-00000008: DAMAGED: "));
+  EXPECT_TRUE(Has(text.out, "step-00000009: DAMAGED: "));
+}
+
 TEST_F(CheckpointCommandsTest, InspectSaysWhatItCannotRead) {
   const Result none = RunCheckpoint({"inspect", path("none")});
   EXPECT_EQ(none.status, kExitFailure);

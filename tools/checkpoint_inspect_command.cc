@@ -2,6 +2,7 @@
 // there are in a directory.
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -25,6 +26,7 @@
 #include "tools/checkpoint_text.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/step_checkpoints.h"
 
 namespace onepass {
 namespace {
@@ -164,10 +166,32 @@ void PrintTable(const Checkpoint& checkpoint, std::ostream& out) {
 
 // --- A directory of them ---
 
+// Of one of them; not the checkpoint, so that a list of many takes no more
+// memory than the largest.
 struct Listed {
-  FoundCheckpoint found;
-  absl::StatusOr<Checkpoint> opened;
+  std::string name;
+  absl::Status status;
+  // Where it can be read.
+  int64_t step = 0;
+  int64_t world = 0;
+  int64_t tensors = 0;
+  int64_t bytes = 0;
 };
+
+Listed Look(const FoundCheckpoint& found) {
+  Listed listed;
+  listed.name = found.name;
+  listed.status = found.status;
+  if (!listed.status.ok()) return listed;
+  const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(found.path);
+  listed.status = checkpoint.status();
+  if (!checkpoint.ok()) return listed;
+  listed.step = checkpoint->manifest().step();
+  listed.world = checkpoint->manifest().world();
+  listed.tensors = static_cast<int64_t>(checkpoint->tensors().size());
+  listed.bytes = TensorBytes(*checkpoint);
+  return listed;
+}
 
 // Leftovers of saves that did not end.
 struct Leftover {
@@ -179,16 +203,15 @@ void PrintJson(const std::string& path, const std::vector<Listed>& checkpoints,
                const std::vector<Leftover>& partials, std::ostream& out) {
   auto list = ordered_json::array();
   for (const Listed& listed : checkpoints) {
-    ordered_json entry = {{"name", listed.found.name}};
-    if (listed.opened.ok()) {
-      const Checkpoint& checkpoint = *listed.opened;
-      entry["step"] = checkpoint.manifest().step();
-      entry["world"] = checkpoint.manifest().world();
-      entry["tensors"] = checkpoint.tensors().size();
-      entry["bytes"] = TensorBytes(checkpoint);
+    ordered_json entry = {{"name", listed.name}};
+    if (listed.status.ok()) {
+      entry["step"] = listed.step;
+      entry["world"] = listed.world;
+      entry["tensors"] = listed.tensors;
+      entry["bytes"] = listed.bytes;
       entry["damage"] = nullptr;
     } else {
-      entry["damage"] = std::string(listed.opened.status().message());
+      entry["damage"] = std::string(listed.status.message());
     }
     list.push_back(std::move(entry));
   }
@@ -204,15 +227,13 @@ void PrintJson(const std::string& path, const std::vector<Listed>& checkpoints,
 void PrintLines(const std::string& path, const std::vector<Listed>& checkpoints,
                 const std::vector<Leftover>& partials, std::ostream& out) {
   for (const Listed& listed : checkpoints) {
-    out << Printable(listed.found.name) << ": ";
-    if (listed.opened.ok()) {
-      const Checkpoint& checkpoint = *listed.opened;
-      out << "step " << checkpoint.manifest().step() << ", "
-          << Count(checkpoint.manifest().world(), "rank") << ", "
-          << Count(static_cast<int64_t>(checkpoint.tensors().size()), "tensor")
-          << ", " << TensorBytes(checkpoint) << " bytes\n";
+    out << Printable(listed.name) << ": ";
+    if (listed.status.ok()) {
+      out << "step " << listed.step << ", " << Count(listed.world, "rank")
+          << ", " << Count(listed.tensors, "tensor") << ", " << listed.bytes
+          << " bytes\n";
     } else {
-      out << "DAMAGED: " << Printable(listed.opened.status().message()) << "\n";
+      out << "DAMAGED: " << Printable(listed.status.message()) << "\n";
     }
   }
   for (const Leftover& partial : partials) {
@@ -263,13 +284,12 @@ class CheckpointInspectCommand : public Command {
  private:
   absl::Status List(std::ostream& out) const {
     std::vector<FoundCheckpoint> found;
-    ONEPASS_ASSIGN_OR_RETURN(found, FindCheckpoints(path_));
+    ONEPASS_ASSIGN_OR_RETURN(found, FindStepCheckpoints(path_));
     std::vector<Listed> checkpoints;
     int64_t damaged = 0;
-    for (FoundCheckpoint& checkpoint : found) {
-      absl::StatusOr<Checkpoint> opened = Checkpoint::Open(checkpoint.path);
-      damaged += opened.ok() ? 0 : 1;
-      checkpoints.push_back({std::move(checkpoint), std::move(opened)});
+    for (const FoundCheckpoint& checkpoint : found) {
+      checkpoints.push_back(Look(checkpoint));
+      damaged += checkpoints.back().status.ok() ? 0 : 1;
     }
     std::vector<std::string> paths;
     ONEPASS_ASSIGN_OR_RETURN(paths, ListPartials(path_));

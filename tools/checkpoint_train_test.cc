@@ -322,6 +322,10 @@ TEST_F(CheckpointTrainTest, WhatIsNotThisRunIsRefused) {
   ExpectError({"--save_dir", text_}, kInvalid, "--save_dir");
   ExpectError({"--resume", "--load_dir", Path("none")},
               absl::StatusCode::kNotFound, "--resume");
+  ASSERT_TRUE(fs::create_directory(Path("bare")));
+  ExpectError({"--resume", "--load_dir", Path("bare")},
+              absl::StatusCode::kNotFound,
+              "no checkpoint in --load_dir " + Path("bare"));
   const std::string else_dir = Path("else");
   ASSERT_FALSE(Summary({"--steps", "1", "--save_dir", else_dir}).empty());
   ExpectError({"--resume", "--load_dir", dir, "--save_dir", else_dir}, kFailed,
@@ -352,6 +356,65 @@ TEST_F(CheckpointTrainTest, TheRateOfTheCheckpointIsUsed) {
       result.err, "--lr is 0.5, and that of the checkpoint, 0.3, is used"))
       << result.err;
   EXPECT_EQ(ParseLines(result.out).back().at("digest"), whole.at("digest"));
+}
+
+TEST_F(CheckpointTrainTest, OnlyCheckpointsOfTheRunAreRemoved) {
+  const std::string dir = Path("removed");
+  ASSERT_FALSE(Summary({"--steps", "6", "--save_every", "2", "--save_dir", dir})
+                   .empty());
+  // Copies that count for nothing, even one that is newer than all.
+  const auto copy = [&](const std::string& from, const std::string& to) {
+    fs::copy(dir + "/" + from, dir + "/" + to);
+  };
+  copy("step-00000002", "best");
+  copy("step-00000002", "step-00000002-of-mine");
+  copy("step-00000002", "step-00000002-2");
+  // Nobody removes what has a directory in it; others go.
+  ASSERT_TRUE(fs::create_directory(dir + "/step-00000002/notes"));
+  const CommandResult result =
+      Train({"--steps", "8", "--save_every", "8", "--save_dir", dir, "--resume",
+             "--keep_last", "2"});
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_TRUE(absl::StrContains(
+      result.err, "not all older checkpoints could be removed: " + dir +
+                      "/step-00000002/notes"))
+      << result.err;
+  EXPECT_EQ(Names(dir), (std::vector<std::string>{
+                            "step-00000008", "step-00000006",
+                            "step-00000002-of-mine", "step-00000002", "best"}));
+}
+
+TEST_F(CheckpointTrainTest, ACheckpointWithoutAManifestIsDamaged) {
+  const std::string dir = Path("lost");
+  const auto run = [&](const std::string& steps, Flags flags) {
+    flags.insert(flags.end(), {"--steps", steps, "--save_dir", dir});
+    return flags;
+  };
+  ASSERT_FALSE(Summary(run("4", {"--save_every", "2"})).empty());
+  const std::string newest = dir + "/step-00000004";
+  const std::string manifest = newest + "/manifest";
+  for (const bool link : {false, true}) {
+    fs::remove(manifest);
+    if (link) {
+      fs::create_symlink("../step-00000002/manifest", manifest);
+    }
+    ExpectError(run("6", {"--resume"}), absl::StatusCode::kDataLoss, manifest);
+    const CommandResult previous = Train(
+        run("3", {"--resume", "--resume_from_previous", "--keep_last", "1"}));
+    ASSERT_TRUE(previous.status.ok()) << previous.status;
+    EXPECT_TRUE(absl::StrContains(
+        previous.err,
+        absl::StrCat("the checkpoint ", newest, " is damaged: ", manifest)))
+        << previous.err;
+    // What is damaged is newer still.
+    EXPECT_TRUE(fs::exists(dir + "/step-00000002/manifest"));
+    EXPECT_TRUE(fs::remove_all(dir + "/step-00000003") > 0);
+  }
+  // Also where it is the only one.
+  fs::remove_all(dir + "/step-00000002");
+  ExpectError(run("6", {}), absl::StatusCode::kFailedPrecondition,
+              "has checkpoints, up to step-00000004");
+  ExpectError(run("6", {"--resume"}), absl::StatusCode::kDataLoss, manifest);
 }
 
 // Of the newest checkpoint: of tensors, and of the manifest.

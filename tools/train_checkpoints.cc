@@ -6,9 +6,9 @@
 #include <numeric>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -17,16 +17,16 @@
 #include "checkpoint/agreement.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
+#include "checkpoint/publish.h"
 #include "checkpoint/verify.h"
 #include "dispatch/return_if_error.h"
 #include "dispatch/runtime.h"
+#include "tools/step_checkpoints.h"
 
 namespace onepass {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr char kPrefix[] = "step-";
 
 absl::Status Annotate(const absl::Status& status, absl::string_view before,
                       absl::string_view after = "") {
@@ -40,7 +40,7 @@ int64_t StepOf(const FoundCheckpoint& checkpoint) {
   if (checkpoint.status.ok()) return checkpoint.step;
   absl::string_view digits = checkpoint.name;
   int64_t step;
-  if (absl::ConsumePrefix(&digits, kPrefix) &&
+  if (absl::ConsumePrefix(&digits, kStepPrefix) &&
       absl::SimpleAtoi(digits.substr(0, digits.find('-')), &step)) {
     return step;
   }
@@ -51,7 +51,7 @@ int64_t StepOf(const FoundCheckpoint& checkpoint) {
 absl::StatusOr<std::vector<FoundCheckpoint>> NewestFirst(
     const std::string& directory) {
   std::vector<FoundCheckpoint> found;
-  ONEPASS_ASSIGN_OR_RETURN(found, FindCheckpoints(directory));
+  ONEPASS_ASSIGN_OR_RETURN(found, FindStepCheckpoints(directory));
   std::sort(found.begin(), found.end(),
             [](const FoundCheckpoint& a, const FoundCheckpoint& b) {
               return std::make_tuple(StepOf(a), a.name) >
@@ -62,12 +62,15 @@ absl::StatusOr<std::vector<FoundCheckpoint>> NewestFirst(
 
 absl::Status MakeDirectory(const std::string& path) {
   std::error_code code;
-  fs::create_directory(path, code);
+  const bool made = fs::create_directory(path, code);
   if (code) {
     return absl::InvalidArgumentError(
         absl::StrCat("--save_dir ", path, ": ", code.message()));
   }
-  return absl::OkStatus();
+  if (!made) return absl::OkStatus();
+  // Its name is on the disk before that of a checkpoint is. (A path may end in
+  // a slash.)
+  return Annotate(SyncDirectory(JoinPath(path, "..")), "--save_dir: ");
 }
 
 constexpr char kPreviousHelps[] =
@@ -121,6 +124,11 @@ absl::StatusOr<std::string> TrainCheckpoints::Find() {
   absl::StatusOr<std::vector<FoundCheckpoint>> found = NewestFirst(load_dir());
   if (!found.ok()) return Annotate(found.status(), "--resume: ");
   if (found->empty()) {
+    // Who names a directory of its own does not mean to begin.
+    if (!options_.load_dir.empty()) {
+      return absl::NotFoundError(absl::StrCat(
+          "--resume: no checkpoint in --load_dir ", options_.load_dir));
+    }
     remarks_.push_back(absl::StrCat("no checkpoint in ", load_dir(),
                                     ": training starts anew"));
     return std::string();
@@ -138,19 +146,22 @@ absl::StatusOr<std::string> TrainCheckpoints::Choose(
   VerifyOptions options;
   options.buffer_bytes = std::min(options.buffer_bytes, options_.budget_bytes);
   for (const FoundCheckpoint& checkpoint : checkpoints) {
-    absl::StatusOr<VerifyReport> report =
-        VerifyCheckpoint(checkpoint.path, options);
-    if (!report.ok()) return Annotate(report.status(), "--resume: ");
-    if (report->problems.empty()) {
+    absl::Status problem = checkpoint.status;
+    if (problem.ok()) {
+      absl::StatusOr<VerifyReport> report =
+          VerifyCheckpoint(checkpoint.path, options);
+      if (!report.ok()) return Annotate(report.status(), "--resume: ");
+      if (!report->problems.empty()) problem = report->problems.front();
+    }
+    if (problem.ok()) {
       if (&checkpoint != &checkpoints.front()) {
         remarks_.push_back(
             absl::StrCat("using the previous checkpoint ", checkpoint.path));
       }
       return checkpoint.path;
     }
-    remarks_.push_back(
-        absl::StrCat("the checkpoint ", checkpoint.path,
-                     " is damaged: ", report->problems.front().message()));
+    remarks_.push_back(absl::StrCat("the checkpoint ", checkpoint.path,
+                                    " is damaged: ", problem.message()));
   }
   return absl::DataLossError(
       absl::StrCat("--resume: all checkpoints of ", load_dir(),
@@ -176,7 +187,7 @@ absl::Status TrainCheckpoints::Resume(Trainer& trainer) {
 }
 
 absl::StatusOr<std::string> TrainCheckpoints::FreeName(int64_t step) {
-  const std::string name = absl::StrFormat("%s%08d", kPrefix, step);
+  const std::string name = absl::StrFormat("%s%08d", kStepPrefix, step);
   std::string free = name;
   // A damaged one of that step may be there, which stays.
   std::error_code none;
@@ -221,22 +232,39 @@ absl::StatusOr<std::vector<SavedStep>> TrainCheckpoints::Finish() {
 
 absl::StatusOr<std::vector<SavedStep>> TrainCheckpoints::Saved(
     int64_t step, const std::string& name, SaveReport report) {
-  const absl::Status removed = root() ? RemoveOld(name) : absl::OkStatus();
-  ONEPASS_RETURN_IF_ERROR(Agree(*communicator_, removed));
+  absl::Status removal = root() ? RemoveOld(name) : absl::OkStatus();
   std::vector<int64_t> bytes(communicator_->size());
   ONEPASS_RETURN_IF_ERROR(communicator_->AllGather(&report.bytes, bytes.data(),
                                                    sizeof(report.bytes)));
   report.bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   saved_step_ = step;
-  return std::vector<SavedStep>{{step, std::move(report)}};
+  return std::vector<SavedStep>{{step, std::move(report), std::move(removal)}};
 }
 
 absl::Status TrainCheckpoints::RemoveOld(const std::string& saved) const {
   std::vector<FoundCheckpoint> found;
   ONEPASS_ASSIGN_OR_RETURN(found, NewestFirst(options_.save_dir));
+  // A copy that somebody keeps under a name of its own is no matter of the run.
+  found.erase(std::remove_if(found.begin(), found.end(),
+                             [](const FoundCheckpoint& checkpoint) {
+                               return !IsStepName(checkpoint.name);
+                             }),
+              found.end());
   // What is newer would count, and this one would go.
   if (found.empty() || found.front().name != saved) return absl::OkStatus();
-  return KeepLast(options_.save_dir, static_cast<int>(options_.keep_last));
+  // What is damaged counts for nothing, and stays.
+  std::vector<std::string> old;
+  int64_t whole = 0;
+  for (const FoundCheckpoint& checkpoint : found) {
+    if (!checkpoint.status.ok() || ++whole <= options_.keep_last) continue;
+    old.push_back(checkpoint.name);
+  }
+  // The oldest first. One that stays keeps no other.
+  absl::Status status;
+  for (auto name = old.rbegin(); name != old.rend(); ++name) {
+    status.Update(RemovePublished(options_.save_dir, *name));
+  }
+  return status;
 }
 
 absl::StatusOr<int> TrainCheckpoints::AgreeOnSignal(int mine) {

@@ -54,17 +54,19 @@ struct SavedStep {
   int64_t step;
   // The bytes are those of all ranks; the path is that of rank 0.
   SaveReport report;
+  // Why older ones stay that were to be removed, on rank 0. The run goes on.
+  absl::Status removal;
 };
 
 class TrainCheckpoints {
  public:
   // Makes save_dir where it is missing, and finds what Resume() is to take.
   // FailedPrecondition: save_dir has checkpoints, of another run than that
-  // which is resumed. DataLoss, with the file: the newest one is damaged, and
-  // resume_from_previous not set, or all are. (Without it, damage of tensors is
-  // seen by Resume().) Others: of the directories.
-  // Kernel and device outlive the result; the trainer, which they are of, does
-  // not have to.
+  // which is resumed. NotFound: load_dir has none. DataLoss, with the file: the
+  // newest one is damaged, and resume_from_previous not set, or all are.
+  // (Without it, damage of tensors is seen by Resume().) Others: of the
+  // directories. Kernel and device outlive the result; the trainer, which they
+  // are of, does not have to.
   static absl::StatusOr<std::unique_ptr<TrainCheckpoints>> Create(
       const TrainCheckpointOptions& options, const Kernel& kernel,
       Device& device, Communicator& communicator);
@@ -80,9 +82,9 @@ class TrainCheckpoints {
 
   bool saves() const { return !options_.save_dir.empty(); }
   // Saves, or with `async` waits for the save before and starts one. After each
-  // that is complete all but the newest `keep_last` are removed, unless there
-  // are newer ones, which are damaged then. What is complete now and was not
-  // before.
+  // that is complete all but the newest `keep_last` are removed, of those that
+  // IsStepName() (tools/step_checkpoints.h), unless there are newer ones, which
+  // are damaged then. What is complete now and was not before.
   absl::StatusOr<std::vector<SavedStep>> Save(Trainer& trainer);
   // Waits for the save under way, if there is one.
   absl::StatusOr<std::vector<SavedStep>> Finish();
@@ -108,6 +110,7 @@ class TrainCheckpoints {
   absl::StatusOr<std::vector<SavedStep>> Saved(int64_t step,
                                                const std::string& name,
                                                SaveReport report);
+  // On rank 0.
   absl::Status RemoveOld(const std::string& saved) const;
 
   bool root() const { return communicator_->rank() == 0; }

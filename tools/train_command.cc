@@ -207,7 +207,8 @@ class TrainCommand : public Command {
               "Memory of a rank to save and to resume with.");
     flags.Add("resume", &checkpoints_.resume,
               "Go on from the newest checkpoint, on any number of ranks, until "
-              "--steps in all; where there is none, begin. It holds --lr.");
+              "--steps in all; where --save_dir has none, begin. It holds "
+              "--lr.");
     flags.Add("resume_from_previous", &checkpoints_.resume_from_previous,
               "Let --resume read all of the newest checkpoint first, and where "
               "it is damaged take the one before.");
@@ -449,7 +450,11 @@ class TrainCommand : public Command {
         -> absl::Status {
       ONEPASS_RETURN_IF_ERROR(saved.status());
       for (const SavedStep& save : *saved) {
-        if (first) PrintSave(save.step, save.report, out);
+        if (!first) continue;
+        PrintSave(save.step, save.report, out);
+        if (save.removal.ok()) continue;
+        err << absl::StrCat("not all older checkpoints could be removed: ",
+                            save.removal.message(), "\n");
       }
       return absl::OkStatus();
     };
