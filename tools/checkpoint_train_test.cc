@@ -22,12 +22,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/span.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/find.h"
 #include "checkpoint/meta.h"
 #include "checkpoint/safetensors.h"
+#include "dispatch/dtype.h"
 #include "dispatch/state.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -306,7 +308,8 @@ TEST_F(CheckpointTrainTest, WhatIsNotThisRunIsRefused) {
   const std::string other = Path("other");
   std::ofstream(other) << std::string(fs::file_size(text_), 'a');
   ExpectError(with({"--text", other}), kFailed, "is not that of the checkp");
-  ExpectError(with({"--precision", "bf16"}), kFailed, "has a loss scale");
+  ExpectError(with({"--precision", "bf16"}), kFailed,
+              "--precision is bf16, and that of the checkpoint fp16");
   ExpectError(with({"--hidden", "71"}), kFailed, "of shape");
   ExpectError(with({"--layers", "3"}), kFailed, "lacks");
   ExpectError(with({"--steps", "1"}), kInvalid, "is of step 2");
@@ -356,6 +359,26 @@ TEST_F(CheckpointTrainTest, TheRateOfTheCheckpointIsUsed) {
       result.err, "--lr is 0.5, and that of the checkpoint, 0.3, is used"))
       << result.err;
   EXPECT_EQ(ParseLines(result.out).back().at("digest"), whole.at("digest"));
+}
+
+TEST_F(CheckpointTrainTest, WhatChangesTheDigestIsSaid) {
+  const std::string dir = Path("changed");
+  ASSERT_FALSE(Summary({"--steps", "2", "--save_dir", dir}).empty());
+  const auto resume = [&](Flags flags) {
+    flags.insert(flags.end(), {"--steps", "3", "--load_dir", dir, "--resume"});
+    const CommandResult result = Train(flags);
+    EXPECT_TRUE(result.status.ok()) << result.status;
+    return result.err;
+  };
+  EXPECT_FALSE(absl::StrContains(resume({}), "will differ"));
+  const std::string said =
+      resume({"--batch", "8", "--micro_batches", "2", "--clip", "0.25"});
+  for (const char* what :
+       {"--batch is 8, and was 4: the digest will differ\n",
+        "--micro_batches is 2, and was 1: the digest will differ\n",
+        "--clip is 0.25, and was 0.1: the digest will differ\n"}) {
+    EXPECT_TRUE(absl::StrContains(said, what)) << said;
+  }
 }
 
 TEST_F(CheckpointTrainTest, OnlyCheckpointsOfTheRunAreRemoved) {
@@ -566,19 +589,25 @@ TEST(StopSignalsTest, WhatWasBeforeComesBack) {
 
 TEST(DataPositionTest, ComesBackAsItWas) {
   for (const DataPosition& position :
-       {DataPosition{}, DataPosition{1, 2, 3, 4},
-        DataPosition{INT64_MAX, INT64_MAX, UINT64_MAX, INT64_MAX}}) {
+       {DataPosition{}, DataPosition{1, 2, 3, 4, 5, 6, 0.1, DType::kBFloat16},
+        DataPosition{INT64_MAX, INT64_MAX, UINT64_MAX, kMostDrawn, INT64_MAX,
+                     INT64_MAX, 1e300, DType::kFloat16}}) {
     const auto read = DecodeDataPosition(EncodeDataPosition(position));
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(read->seed, position.seed);
     EXPECT_EQ(read->text_bytes, position.text_bytes);
     EXPECT_EQ(read->text_hash, position.text_hash);
     EXPECT_EQ(read->drawn, position.drawn);
+    EXPECT_EQ(read->batch, position.batch);
+    EXPECT_EQ(read->micro_batches, position.micro_batches);
+    EXPECT_EQ(read->clip, position.clip);
+    EXPECT_EQ(read->precision, position.precision);
   }
 }
 
 TEST(DataPositionTest, OtherTextsAreRefused) {
-  const std::string good = EncodeDataPosition({1, 2, 3, 4});
+  const std::string good =
+      EncodeDataPosition({1, 2, 3, 4, 5, 6, 7, DType::kBFloat16});
   const auto refused = [](const std::string& text) {
     return DecodeDataPosition(text).status().code() ==
            absl::StatusCode::kDataLoss;
@@ -591,18 +620,22 @@ TEST(DataPositionTest, OtherTextsAreRefused) {
     other[i] ^= 1;
     EXPECT_TRUE(refused(other)) << other;
   }
-  EXPECT_TRUE(
-      refused("onepass-train-data 2 seed 1 text_bytes 2 text_xxh3 3 "
-              "drawn 4"));
-  EXPECT_TRUE(
-      refused("onepass-train-data 1 seed -1 text_bytes 2 text_xxh3 3 "
-              "drawn 4"));
-  EXPECT_TRUE(
-      refused("onepass-train-data 1 seed 01 text_bytes 2 text_xxh3 3 "
-              "drawn 4"));
-  EXPECT_TRUE(
-      refused("onepass-train-data 1 seed 1 text_bytes 2 text_xxh3 3 "
-              "drawn 9223372036854775808"));
+  const auto with = [&good](const std::string& is, const std::string& other) {
+    return absl::StrReplaceAll(good, {{is, other}});
+  };
+  for (const std::string& other :
+       {with("data 2", "data 1"), with("seed 1", "seed -1"),
+        with("seed 1", "seed 01"), with("bytes 2", "bytes -2"),
+        // 2^62 + 1, 2^63
+        with("drawn 4", "drawn 4611686018427387905"),
+        with("drawn 4", "drawn 9223372036854775808"),
+        with("drawn 4", "drawn -4"), with("batch 5", "batch 0"),
+        with("batches 6", "batches 0"), with("clip 7", "clip -7"),
+        with("clip 7", "clip inf"), with("clip 7", "clip nan"),
+        with("clip 7", "clip 7.0"), with("bf16", "e4m3")}) {
+    ASSERT_NE(other, good);
+    EXPECT_TRUE(refused(other)) << other;
+  }
   EXPECT_TRUE(refused(good + " "));
   EXPECT_TRUE(refused(good + '\0'));
 }

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "dispatch/dtype.h"
 
 namespace onepass {
 
@@ -23,8 +24,17 @@ struct DataPosition {
   int64_t seed = 0;  // of the stream
   int64_t text_bytes = 0;
   uint64_t text_hash = 0;  // XXH3, 64 bits
-  int64_t drawn = 0;
+  int64_t drawn = 0;       // at most kMostDrawn
+  // What else the masters depend on, but the learning rate, which is state, and
+  // the number of ranks.
+  int64_t batch = 1;
+  int64_t micro_batches = 1;
+  double clip = 0;
+  DType precision = DType::kFloat32;
 };
+
+// A run that goes on from there has room to count.
+inline constexpr int64_t kMostDrawn = int64_t{1} << 62;
 
 std::string EncodeDataPosition(const DataPosition& position);
 

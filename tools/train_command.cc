@@ -574,6 +574,9 @@ class TrainCommand : public Command {
                           ", and that of the checkpoint, ", trainer.lr(),
                           ", is used\n");
     }
+    for (const std::string& difference : trainer.differences()) {
+      err << absl::StrCat(difference, ": the digest will differ\n");
+    }
     return absl::OkStatus();
   }
 

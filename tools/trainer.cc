@@ -105,6 +105,20 @@ Random FirstRandom(int64_t seed) {
   return Random(static_cast<uint64_t>(seed) ^ kPositionsSeed);
 }
 
+// Of options that the digest depends on.
+std::vector<std::string> Differences(const DataPosition& mine,
+                                     const DataPosition& saved) {
+  std::vector<std::string> differences;
+  const auto compare = [&](absl::string_view flag, auto is, auto was) {
+    if (is == was) return;
+    differences.push_back(absl::StrCat(flag, " is ", is, ", and was ", was));
+  };
+  compare("--batch", mine.batch, saved.batch);
+  compare("--micro_batches", mine.micro_batches, saved.micro_batches);
+  compare("--clip", mine.clip, saved.clip);
+  return differences;
+}
+
 double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
@@ -421,6 +435,10 @@ DataPosition Trainer::Position() const {
   position.text_bytes = static_cast<int64_t>(text_.size());
   position.text_hash = XXH3_64bits(text_.data(), text_.size());
   position.drawn = drawn_;
+  position.batch = options_.batch;
+  position.micro_batches = options_.micro_batches;
+  position.clip = options_.clip;
+  position.precision = options_.precision;
   return position;
 }
 
@@ -472,6 +490,11 @@ absl::StatusOr<DataPosition> Trainer::CheckSame(
         "--text, of ", mine.text_bytes,
         " bytes, is not that of the checkpoint, of ", saved.text_bytes));
   }
+  if (saved.precision != mine.precision) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--precision is ", Name(mine.precision),
+                     ", and that of the checkpoint ", Name(saved.precision)));
+  }
   const bool scales = options_.precision == DType::kFloat16;
   if (meta.loss_scale.has_value() != scales) {
     return absl::FailedPreconditionError(
@@ -502,6 +525,7 @@ absl::Status Trainer::Restore(Communicator& communicator,
   }
   steps_ = meta.step;
   drawn_ = position->drawn;
+  differences_ = Differences(Position(), *position);
   random_ = FirstRandom(options_.seed);
   random_.Skip(drawn_);
   return absl::OkStatus();

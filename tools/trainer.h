@@ -115,16 +115,20 @@ class Trainer {
                                   absl::string_view parent,
                                   absl::string_view name, MemoryBudget& budget);
   // The same while training goes on (checkpoint/async_save.h). `budget`, and
-  // this, outlive the save. Errors: those of AsyncSaver::Start().
+  // the device of `runtime`, outlive the save; this need not, as what it
+  // destroys waits until it was read. Errors: those of AsyncSaver::Start().
   absl::Status StartSave(AsyncSaver& saver, absl::string_view parent,
                          absl::string_view name, MemoryBudget& budget);
   // Goes on where that was saved, on any number of ranks: they go on drawing
   // from their common stream of positions where it was left. The learning rate
-  // is that of the checkpoint. FailedPrecondition: it is of another text, seed
-  // or model, or has a loss scale where --precision has none, or none where it
-  // has. Others: those of RestoreCheckpoint().
+  // is that of the checkpoint. FailedPrecondition: it is of another text, seed,
+  // precision or model. Others: those of RestoreCheckpoint().
   absl::Status Restore(Communicator& communicator, Checkpoint& checkpoint,
                        MemoryBudget& budget);
+
+  // The options that are not those of what was restored, so that the digest
+  // will not be that of one run: "--batch is 8, and was 4".
+  const std::vector<std::string>& differences() const { return differences_; }
 
   // Steps that were taken, and those of them that were skipped, since the run
   // began: also before Restore().
@@ -169,6 +173,7 @@ class Trainer {
   int64_t drawn_ = 0;  // of its numbers, by all ranks
   std::vector<int64_t> positions_;
   int64_t steps_ = 0;
+  std::vector<std::string> differences_;
 
   std::unique_ptr<Communicator> communicator_;
   // On the device: of the largest layer.
