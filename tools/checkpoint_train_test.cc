@@ -191,6 +191,8 @@ TEST_F(CheckpointTrainTest, ResumedRunsEndAsUninterruptedOnes) {
     const json done =
         Summary({"--ranks", ranks, "--save_dir", dir, "--resume"});
     EXPECT_EQ(done.at("digest"), whole.at("digest"));
+    EXPECT_EQ(done.count("fused") + done.count("pieces"), 0);
+    EXPECT_EQ(resumed.count("fused") + resumed.count("pieces"), 2);
     EXPECT_EQ(Names(dir).size(), 2);
   }
 }
@@ -218,6 +220,15 @@ TEST_F(CheckpointTrainTest, SavesAreReported) {
   }
   EXPECT_EQ(paths, (std::vector<std::string>{dir + "/step-00000004",
                                              dir + "/step-00000006"}));
+}
+
+TEST_F(CheckpointTrainTest, PathsNeedNotBeUtf8) {
+  const CommandResult result =
+      Train({"--steps", "1", "--save_dir", Path("\xff")});
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(ParseLines(result.out)[1].at("saved"),
+            Path("\xef\xbf\xbd/step-00000001"));  // U+FFFD in its place
+  EXPECT_EQ(Names(Path("\xff")).size(), 1);
 }
 
 // Training goes on meanwhile, and what is saved is what was.

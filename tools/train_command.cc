@@ -37,6 +37,7 @@
 #include "dispatch/thread_pool.h"
 #include "nlohmann/json.hpp"
 #include "tools/checked_int.h"
+#include "tools/checkpoint_text.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/common_flags.h"
@@ -459,6 +460,7 @@ class TrainCommand : public Command {
       return absl::OkStatus();
     };
     const int64_t every = std::max<int64_t>(options_.steps / kProgressLines, 1);
+    const int64_t begin = trainer->steps();
     int stopped = 0;  // by this signal
     bool fused = false;
     bool remarked = false;  // that it is not
@@ -518,28 +520,26 @@ class TrainCommand : public Command {
     ONEPASS_ASSIGN_OR_RETURN(digest, trainer->Digest());
     if (first) {
       if (json_) {
-        out << nlohmann::ordered_json{{"steps", options_.steps},
-                                      {"skipped", trainer->skipped()},
-                                      {"parameters", trainer->parameters()},
-                                      {"precision", precision_},
-                                      {"kernel", kernel.name},
-                                      {"ranks", communicator.size()},
-                                      {"comm", comm_},
-                                      {"threads", threads},
-                                      {"fused", fused},
-                                      {"pieces", pieces},
-                                      {"pinned_bytes",
-                                       device->pinned_memory().in_use},
-                                      {"gathered_peak_bytes",
-                                       trainer->gathered().peak},
-                                      {"all_gathered_bytes",
-                                       trainer->all_gathered_bytes()},
-                                      {"bits_per_byte", bits},
-                                      {"baseline_bits_per_byte",
-                                       trainer->FrequencyBits()},
-                                      {"digest", digest}}
-                   .dump()
-            << "\n";
+        nlohmann::ordered_json summary = {{"steps", options_.steps},
+                                          {"skipped", trainer->skipped()},
+                                          {"parameters", trainer->parameters()},
+                                          {"precision", precision_},
+                                          {"kernel", kernel.name},
+                                          {"ranks", communicator.size()},
+                                          {"comm", comm_},
+                                          {"threads", threads}};
+        // What steps were, where there were any.
+        if (trainer->steps() > begin) {
+          summary["fused"] = fused;
+          summary["pieces"] = pieces;
+        }
+        summary["pinned_bytes"] = device->pinned_memory().in_use;
+        summary["gathered_peak_bytes"] = trainer->gathered().peak;
+        summary["all_gathered_bytes"] = trainer->all_gathered_bytes();
+        summary["bits_per_byte"] = bits;
+        summary["baseline_bits_per_byte"] = trainer->FrequencyBits();
+        summary["digest"] = digest;
+        out << JsonText(summary) << "\n";
       } else {
         out << absl::StreamFormat(
             "held out: %.4f bits a byte; by frequencies of bytes alone: %.4f\n"
@@ -583,11 +583,10 @@ class TrainCommand : public Command {
   void PrintSave(int64_t step, const SaveReport& report,
                  std::ostream& out) const {
     if (json_) {
-      out << nlohmann::ordered_json{{"saved", report.path},
-                                    {"step", step},
-                                    {"bytes", report.bytes},
-                                    {"seconds", report.seconds}}
-                 .dump()
+      out << JsonText({{"saved", report.path},
+                       {"step", step},
+                       {"bytes", report.bytes},
+                       {"seconds", report.seconds}})
           << "\n";
     } else {
       out << absl::StreamFormat("saved %s: %d bytes in %.3f s\n", report.path,
@@ -618,16 +617,15 @@ class TrainCommand : public Command {
     const double optimizer_ms = 1e3 * interval.optimizer_s / steps;
     if (json_) {
       // A number that is not finite becomes null.
-      out << nlohmann::ordered_json{{"step", step},
-                                    {"loss", loss},
-                                    {"bits_per_byte", BitsOf(loss)},
-                                    {"gradient_norm", last.norm},
-                                    {"clip_factor", clip},
-                                    {"loss_scale", last.loss_scale},
-                                    {"skipped", skipped},
-                                    {"tokens_per_s", tokens_per_s},
-                                    {"optimizer_ms", optimizer_ms}}
-                 .dump()
+      out << JsonText({{"step", step},
+                       {"loss", loss},
+                       {"bits_per_byte", BitsOf(loss)},
+                       {"gradient_norm", last.norm},
+                       {"clip_factor", clip},
+                       {"loss_scale", last.loss_scale},
+                       {"skipped", skipped},
+                       {"tokens_per_s", tokens_per_s},
+                       {"optimizer_ms", optimizer_ms}})
           << "\n";
     } else {
       out << absl::StreamFormat(
