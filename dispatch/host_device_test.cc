@@ -22,7 +22,9 @@
 #include <utility>
 #include <vector>
 
-#ifdef __SANITIZE_ADDRESS__
+#include "absl/base/config.h"
+
+#ifdef ABSL_HAVE_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -331,7 +333,7 @@ TEST_F(HostDeviceTest, PinnedMemoryIsCounted) {
   EXPECT_EQ(device_->memory().allocations, 0);
 }
 
-#ifdef __SANITIZE_ADDRESS__
+#ifdef ABSL_HAVE_ADDRESS_SANITIZER
 TEST_F(HostDeviceTest, SanitizerSeesUseAfterFreeAndPastTheEnd) {
   DeviceBuffer buffer = MakeBuffer(100);
   char* const data = buffer.as<char>();

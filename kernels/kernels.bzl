@@ -13,10 +13,6 @@ KERNELS = [
     struct(name = "scalar", cpu = None, copts = []),
 ]
 
-# Each access is checked by the address sanitizer; what the other one would ask of its pointer takes two thirds of the
-# time to compile.
-_SANITIZER_COPTS = ["-fno-sanitize=null,alignment,object-size,pointer-overflow"]
-
 # Beside the flags of the instruction set. Optimised in every build but a debug or address-sanitized
 # one: a dependent that does not say so would run its step unoptimised. No exceptions: their handling
 # leaves a weak symbol in the object. No errno: a square root is an instruction, not a call. No
@@ -29,8 +25,8 @@ _KERNEL_COPTS = NUMERICS_COPTS + [
 ] + select({
     "//kernels:debug": [],
     # At the level of its config: with a check of every load and store, -O3 takes long to compile.
-    "//kernels:address_sanitizer": _SANITIZER_COPTS,
-    "//kernels:debug_address_sanitizer": _SANITIZER_COPTS,
+    "//kernels:address_sanitizer": [],
+    "//kernels:debug_address_sanitizer": [],
     "//conditions:default": ["-O3"],
 }) + ["-fno-tree-vectorize"] + select({
     "//kernels:clang": ["-fno-slp-vectorize"],

@@ -11,10 +11,9 @@ set -euo pipefail
 symbol=$1
 archive=$2
 
-# TYPE NAME of every external symbol that is defined here. (The address sanitizer gives each
-# variable a companion of its own.)
+# TYPE NAME of every external symbol that is defined here. (The address sanitizers add some of their own.)
 defined=$(nm --extern-only --defined-only --demangle "$archive" |
-  sed -nE '/ __odr_asan\./d; s/^[0-9a-f]+ ([A-Za-z]) (.*)$/\1 \2/p')
+  sed -nE '/ ___?(odr_)?asan[._]/d; s/^[0-9a-f]+ ([A-Za-z]) (.*)$/\1 \2/p')
 if [[ -z $defined ]]; then
   echo "FAILED: $archive defines no external symbol" >&2
   exit 1

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 
+#include "absl/base/config.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "dispatch/dispatcher.h"
@@ -32,7 +33,7 @@ int64_t LongTestStride() {
 }
 
 bool UnderSanitizer() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_ADDRESS_SANITIZER) || defined(ABSL_HAVE_THREAD_SANITIZER)
   return true;
 #else
   return false;
