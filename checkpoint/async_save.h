@@ -4,8 +4,8 @@
 //   AsyncSaver saver(runtime_of_its_own_pool, std::move(own));
 //   ...
 //   ASSIGN_OR_RETURN(StateLease lease, optimizer.LeaseStateBehindFences());
-//   RETURN_IF_ERROR(saver.Start("runs", "step-100", std::move(lease), meta,
-//   {}));
+//   RETURN_IF_ERROR(
+//       saver.Start("runs", "step-100", std::move(lease), meta, {}));
 //   ...                                          // steps go on
 //   ASSIGN_OR_RETURN(SaveReport report, saver.Wait());
 //

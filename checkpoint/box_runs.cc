@@ -1,7 +1,6 @@
 #include "checkpoint/box_runs.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "checkpoint/state_tensors.h"
 #include "dispatch/return_if_error.h"
@@ -9,25 +8,61 @@
 namespace onepass {
 namespace {
 
-// The rows of a box of at least one dimension, in C order: visit(first, n) with
-// the index of its first element in the whole tensor.
-absl::Status ForEachRow(
-    absl::Span<const int64_t> shape, const Box& box,
-    absl::FunctionRef<absl::Status(int64_t first, int64_t n)> visit) {
-  const int last = static_cast<int>(shape.size()) - 1;
-  std::vector<int64_t> at = box.offset;
-  while (true) {
-    int64_t first = 0;
-    for (int d = 0; d <= last; ++d) first = first * shape[d] + at[d];
-    ONEPASS_RETURN_IF_ERROR(visit(first, box.extent[last]));
-    int d = last - 1;
-    for (; d >= 0; --d) {
-      if (++at[d] < box.offset[d] + box.extent[d]) break;
-      at[d] = box.offset[d];
-    }
-    if (d < 0) return absl::OkStatus();
+// A box of at least one dimension as runs of elements of its tensor, as long as
+// they can be, in ascending order.
+class Rows {
+ public:
+  Rows(absl::Span<const int64_t> shape, const Box& box)
+      : shape_(shape), box_(box) {
+    // Dimensions that the box has whole belong to one run, and one more.
+    int d = static_cast<int>(shape.size()) - 1;
+    for (; d > 0 && box.extent[d] == shape[d]; --d) numel_ *= shape[d];
+    numel_ *= box.extent[d];
+    dimensions_ = d;
+    for (int i = 0; i < dimensions_; ++i) count_ *= box.extent[i];
   }
-}
+
+  int64_t count() const { return count_; }
+  int64_t numel() const { return numel_; }  // of each
+
+  // The index in the whole tensor of the first element of a row.
+  int64_t First(int64_t row) const {
+    int64_t first = 0;
+    int64_t stride = 1;
+    for (int d = static_cast<int>(shape_.size()) - 1; d >= 0; --d) {
+      int64_t at = box_.offset[d];
+      if (d < dimensions_) {
+        at += row % box_.extent[d];
+        row /= box_.extent[d];
+      }
+      first += at * stride;
+      stride *= shape_[d];
+    }
+    return first;
+  }
+
+  // The first row that ends after element `begin` of the tensor.
+  int64_t FirstAfter(int64_t begin) const {
+    int64_t low = 0;
+    int64_t high = count_;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (First(middle) + numel_ > begin) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+
+ private:
+  const absl::Span<const int64_t> shape_;
+  const Box& box_;
+  int dimensions_ = 0;  // that rows are counted over
+  int64_t count_ = 1;
+  int64_t numel_ = 1;
+};
 
 // Of a box of a tensor's own dimensions: where an element lies in it.
 int64_t PositionIn(absl::Span<const int64_t> shape, const Box& box,
@@ -68,18 +103,19 @@ absl::Status ForEachCommonRun(
   }
   if (a_flat || b_flat) {
     const Flat& range = a_flat ? a_range : b_range;
-    int64_t position = 0;  // in the box that is no range
-    return ForEachRow(shape, a_flat ? b : a,
-                      [&](int64_t first, int64_t n) -> absl::Status {
-                        const int64_t from = std::max(range.begin, first);
-                        const int64_t to = std::min(range.end, first + n);
-                        const int64_t in_box = position + (from - first);
-                        position += n;
-                        if (from >= to) return absl::OkStatus();
-                        const int64_t in_range = from - range.begin;
-                        return a_flat ? visit(in_range, in_box, to - from)
-                                      : visit(in_box, in_range, to - from);
-                      });
+    const Rows rows(shape, a_flat ? b : a);
+    for (int64_t row = rows.FirstAfter(range.begin); row < rows.count();
+         ++row) {
+      const int64_t first = rows.First(row);
+      if (first >= range.end) break;
+      const int64_t from = std::max(range.begin, first);
+      const int64_t to = std::min(range.end, first + rows.numel());
+      const int64_t in_box = row * rows.numel() + (from - first);
+      const int64_t in_range = from - range.begin;
+      ONEPASS_RETURN_IF_ERROR(a_flat ? visit(in_range, in_box, to - from)
+                                     : visit(in_box, in_range, to - from));
+    }
+    return absl::OkStatus();
   }
   Box common;
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -90,9 +126,13 @@ absl::Status ForEachCommonRun(
     common.offset.push_back(from);
     common.extent.push_back(to - from);
   }
-  return ForEachRow(shape, common, [&](int64_t first, int64_t n) {
-    return visit(PositionIn(shape, a, first), PositionIn(shape, b, first), n);
-  });
+  const Rows rows(shape, common);
+  for (int64_t row = 0; row < rows.count(); ++row) {
+    const int64_t first = rows.First(row);
+    ONEPASS_RETURN_IF_ERROR(visit(PositionIn(shape, a, first),
+                                  PositionIn(shape, b, first), rows.numel()));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace onepass

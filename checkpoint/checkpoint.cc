@@ -6,6 +6,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/box_runs.h"
+#include "checkpoint/file_error.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/manifest_messages.h"
 #include "checkpoint/publish.h"
@@ -31,50 +32,102 @@ class Checkpoint::Hash {
   XXH3_state_t* const state_;
 };
 
+// Elements [first, first + numel) of a piece, which are of a chunk that is read
+// a buffer at a time, all of it, so that what was taken has been verified when
+// the chunk ends.
+struct Checkpoint::Window {
+  explicit Window(Release release) : release(release) {}
+
+  const Release release;
+  int64_t first = 0;
+  int64_t numel = 0;
+  const checkpoint::Chunk* chunk = nullptr;  // whose end is still to be read
+  std::unique_ptr<Hash> hash;
+};
+
 absl::StatusOr<Checkpoint> Checkpoint::Open(absl::string_view path) {
+  std::vector<absl::Status> problems;
+  absl::StatusOr<Checkpoint> checkpoint = OpenDamaged(path, &problems);
+  if (!problems.empty()) return problems.front();
+  return checkpoint;
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::OpenDamaged(
+    absl::string_view path, std::vector<absl::Status>* problems) {
   Checkpoint checkpoint;
   checkpoint.path_ = std::string(path);
-  const std::string file = JoinPath(path, kManifestName);
-  std::string bytes;
-  ONEPASS_ASSIGN_OR_RETURN(bytes, ReadWholeFile(file, kMostManifestBytes));
-  checkpoint::Manifest manifest;
-  ONEPASS_ASSIGN_OR_RETURN(manifest, DecodeManifest(bytes, file));
-  checkpoint.manifest_ =
-      std::make_unique<checkpoint::Manifest>(std::move(manifest));
-  ONEPASS_RETURN_IF_ERROR(checkpoint.ReadIndexes());
-  ONEPASS_RETURN_IF_ERROR(checkpoint.CollectTensors());
+  ONEPASS_RETURN_IF_ERROR(checkpoint.ReadManifest());
+  const int world = checkpoint.manifest_->world();
+  checkpoint.indexes_ = std::make_unique<std::vector<checkpoint::Index>>(world);
+  for (int rank = 0; rank < world; ++rank) {
+    absl::StatusOr<checkpoint::Index> index = checkpoint.ReadIndex(rank);
+    if (index.ok()) {
+      (*checkpoint.indexes_)[rank] = *std::move(index);
+    } else if (absl::IsDataLoss(index.status())) {
+      problems->push_back(index.status());
+    } else {
+      return index.status();
+    }
+  }
+  // What is said of all together is said of those that are there.
+  if (problems->empty()) {
+    if (absl::Status status = checkpoint.CheckIndexes(); !status.ok()) {
+      problems->push_back(status);
+    }
+  }
+  checkpoint.CollectFiles();
+  // What is damaged keeps no rules: it has none.
+  if (problems->empty()) checkpoint.CollectTensors();
   return checkpoint;
 }
 
 CheckpointMeta Checkpoint::meta() const { return MetaOf(*manifest_); }
 
-absl::Status Checkpoint::ReadIndexes() {
-  indexes_ = std::make_unique<std::vector<checkpoint::Index>>();
-  indexes_->reserve(manifest_->world());
-  for (int rank = 0; rank < manifest_->world(); ++rank) {
-    const std::string file = JoinPath(path_, manifest_->indexes(rank).file());
-    absl::StatusOr<std::string> bytes = ReadWholeFile(file, kMostIndexBytes);
-    if (absl::IsNotFound(bytes.status())) {
-      return absl::DataLossError(
-          absl::StrCat("\"", file, "\" is missing in the checkpoint"));
+absl::Status Checkpoint::ReadManifest() {
+  const std::string file = JoinPath(path_, kManifestName);
+  const absl::StatusOr<std::string> bytes =
+      ReadWholeFile(file, kMostManifestBytes);
+  if (absl::IsNotFound(bytes.status())) {
+    // Without one it is no checkpoint; but what has files of ranks was one, or
+    // is still to be one.
+    std::vector<std::string> names;
+    ONEPASS_ASSIGN_OR_RETURN(names, ListDirectory(path_));
+    if (std::none_of(names.begin(), names.end(), IsRankFileName)) {
+      return bytes.status();
     }
-    ONEPASS_RETURN_IF_ERROR(bytes.status());
-    checkpoint::Index index;
-    ONEPASS_ASSIGN_OR_RETURN(index,
-                             DecodeIndex(*bytes, *manifest_, rank, file));
-    indexes_->push_back(std::move(index));
   }
+  ONEPASS_RETURN_IF_ERROR(AsDamage(bytes.status()));
+  checkpoint::Manifest manifest;
+  ONEPASS_ASSIGN_OR_RETURN(manifest, DecodeManifest(*bytes, file));
+  manifest_ = std::make_unique<checkpoint::Manifest>(std::move(manifest));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<checkpoint::Index> Checkpoint::ReadIndex(int rank) const {
+  const std::string file = JoinPath(path_, manifest_->indexes(rank).file());
+  const absl::StatusOr<std::string> bytes =
+      ReadWholeFile(file, kMostIndexBytes);
+  ONEPASS_RETURN_IF_ERROR(AsDamage(bytes.status()));
+  return DecodeIndex(*bytes, *manifest_, rank, file);
+}
+
+absl::Status Checkpoint::CheckIndexes() const {
   ONEPASS_RETURN_IF_ERROR(CheckFiles(*manifest_, *indexes_, path_));
   return CheckBoxes(*indexes_, path_);
 }
 
-absl::Status Checkpoint::CollectTensors() {
+void Checkpoint::CollectFiles() {
   for (const checkpoint::Index& index : *indexes_) {
-    const int first_file = static_cast<int>(files_.size());
     for (int i = 0; i < index.files_size(); ++i) {
       files_.push_back(
           {JoinPath(path_, index.files(i).name()), &index, i, &index.files(i)});
     }
+  }
+}
+
+void Checkpoint::CollectTensors() {
+  int first_file = 0;
+  for (const checkpoint::Index& index : *indexes_) {
     for (const checkpoint::Tensor& entry : index.tensors()) {
       Tensor& tensor = tensors_[entry.name()];
       if (tensor.pieces.empty()) {
@@ -93,19 +146,15 @@ absl::Status Checkpoint::CollectTensors() {
       piece.file = first_file + entry.file();
       piece.entry = &entry;
     }
+    first_file += index.files_size();
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<const InputFile*> Checkpoint::OpenFile(int file) {
   if (open_ == file) return &file_;
   open_ = -1;
   absl::StatusOr<InputFile> opened = InputFile::Open(files_[file].path);
-  if (absl::IsNotFound(opened.status())) {
-    return absl::DataLossError(absl::StrCat("\"", files_[file].path,
-                                            "\" is missing in the checkpoint"));
-  }
-  ONEPASS_RETURN_IF_ERROR(opened.status());
+  ONEPASS_RETURN_IF_ERROR(AsDamage(opened.status()));
   if (opened->size() != files_[file].entry->length()) {
     return absl::DataLossError(absl::StrCat("\"", files_[file].path, "\" has ",
                                             opened->size(), " bytes, expected ",
@@ -140,10 +189,11 @@ absl::Status Checkpoint::FindFiles(const Tensor& tensor, const Box& box) {
 }
 
 absl::Status Checkpoint::Read(const Tensor& tensor, const Box& box,
-                              absl::Span<char> buffer, Take take) {
+                              absl::Span<char> buffer, Take take,
+                              Release release) {
   const int64_t element = ByteSize(tensor.type);
-  for (const Piece& piece : tensor.pieces) {
-    Window window;
+  const auto read = [&](const Piece& piece) -> absl::Status {
+    Window window(release);
     ONEPASS_RETURN_IF_ERROR(ForEachCommonRun(
         tensor.shape, piece.box, box,
         [&](int64_t i, int64_t j, int64_t n) -> absl::Status {
@@ -159,9 +209,16 @@ absl::Status Checkpoint::Read(const Tensor& tensor, const Box& box,
           }
           return absl::OkStatus();
         }));
-    ONEPASS_RETURN_IF_ERROR(Finish(tensor, piece, buffer, window));
+    return Finish(tensor, piece, buffer, window);
+  };
+  absl::Status status;
+  for (const Piece& piece : tensor.pieces) {
+    status = read(piece);
+    // The buffer is the next one's, or the caller's.
+    status.Update(release());
+    if (!status.ok()) break;
   }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status Checkpoint::Load(const Tensor& tensor, const Piece& piece,
@@ -202,6 +259,7 @@ absl::Status Checkpoint::NextWindow(const Tensor& tensor, const Piece& piece,
                           end - window.first);
   const absl::Span<char> bytes =
       buffer.subspan(0, static_cast<size_t>(window.numel * element));
+  ONEPASS_RETURN_IF_ERROR(window.release());
   ONEPASS_RETURN_IF_ERROR(
       ReadAt(piece.file,
              chunk.offset() + (window.first - chunk.first()) * element, bytes));

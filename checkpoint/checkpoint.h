@@ -63,8 +63,13 @@ class Checkpoint {
   };
 
   // Reads the manifest and the indexes. NotFound: there is no such directory,
-  // or no manifest in it. DataLoss, with the file and the place: it is damaged.
+  // or it has neither a manifest nor files of ranks. DataLoss, with the file
+  // and the place: it is damaged.
   static absl::StatusOr<Checkpoint> Open(absl::string_view path);
+  // The same for who wants to know all that is damaged: `problems` gets a
+  // DataLoss for each index that is; it is empty then, and tensors() is.
+  static absl::StatusOr<Checkpoint> OpenDamaged(
+      absl::string_view path, std::vector<absl::Status>* problems);
 
   const std::string& path() const { return path_; }
   const checkpoint::Manifest& manifest() const { return *manifest_; }
@@ -80,10 +85,15 @@ class Checkpoint {
   // the file and the offset: a chunk that it touches is damaged; others, and
   // where it is larger than the buffer some of its own elements, may have been
   // taken by then. Not by several threads at a time.
+  //
+  // `data` stays as it is up to the next release(), which is called before the
+  // buffer is read into again, and at the end, whatever came out.
   using Take = absl::FunctionRef<absl::Status(int64_t first, int64_t n,
                                               const char* data)>;
+  using Release = absl::FunctionRef<absl::Status()>;
   absl::Status Read(const Tensor& tensor, const Box& box,
-                    absl::Span<char> buffer, Take take);
+                    absl::Span<char> buffer, Take take,
+                    Release release = absl::OkStatus);
 
   // Whether the files that Read() would read are there, of their lengths.
   absl::Status FindFiles(const Tensor& tensor, const Box& box);
@@ -99,20 +109,15 @@ class Checkpoint {
  private:
   class Hash;  // XXH3 of what comes
 
-  // What is in the buffer of a Read(): elements [first, first + numel) of a
-  // piece, which are of a chunk that is read a buffer at a time, all of it, so
-  // that what was taken has been verified when the chunk ends.
-  struct Window {
-    int64_t first = 0;
-    int64_t numel = 0;
-    const checkpoint::Chunk* chunk = nullptr;  // whose end is still to be read
-    std::unique_ptr<Hash> hash;
-  };
+  struct Window;  // what is in the buffer of a Read()
 
   Checkpoint() = default;
 
-  absl::Status ReadIndexes();
-  absl::Status CollectTensors();
+  absl::Status ReadManifest();
+  absl::StatusOr<checkpoint::Index> ReadIndex(int rank) const;
+  absl::Status CheckIndexes() const;
+  void CollectFiles();
+  void CollectTensors();
   absl::StatusOr<const InputFile*> OpenFile(int file);
   absl::Status ReadAt(int file, int64_t offset, absl::Span<char> out);
   // Reads on, up to the window that holds element `at`.

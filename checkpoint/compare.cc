@@ -139,6 +139,12 @@ class MetaComparison {
     for (const auto& [name, g] : in_b) {
       if (in_a.count(name) == 0) Missing(name, "A");
     }
+    // Of groups without parameters nothing tells which it is but the place.
+    for (size_t g = 0; g < std::min(a.size(), b.size()); ++g) {
+      if (a[g].parameters.empty() && b[g].parameters.empty()) {
+        pairs.emplace(static_cast<int>(g), static_cast<int>(g));
+      }
+    }
     std::map<int, int> partner_of_a;
     std::map<int, int> partner_of_b;
     for (const auto& [g, h] : pairs) {

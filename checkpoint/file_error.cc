@@ -25,4 +25,15 @@ absl::Status FileError(int error, absl::string_view call,
   return FileError(error, absl::StrCat(call, " at offset ", offset), path);
 }
 
+absl::Status AsDamage(const absl::Status& status) {
+  if (absl::IsNotFound(status)) {
+    return absl::DataLossError(
+        absl::StrCat(status.message(), ": missing in the checkpoint"));
+  }
+  if (absl::IsInvalidArgument(status)) {
+    return absl::DataLossError(status.message());
+  }
+  return status;
+}
+
 }  // namespace onepass

@@ -27,6 +27,11 @@ absl::Status FileError(int error, absl::string_view call,
 absl::Status FileError(int error, absl::string_view call,
                        absl::string_view path, int64_t offset);
 
+// The same of a file that a checkpoint is to have: where it is not there, no
+// regular file or too long (NotFound, InvalidArgument) that is damage,
+// DataLoss. OK and other errors stay.
+absl::Status AsDamage(const absl::Status& status);
+
 }  // namespace onepass
 
 #endif  // ONEPASS_CHECKPOINT_FILE_ERROR_H_

@@ -120,6 +120,14 @@ absl::Status InputFile::ReadAt(int64_t offset, absl::Span<char> data) const {
   return file_.ReadAt(data, offset);
 }
 
+absl::Status ExpectFile(const std::string& path, int64_t bytes) {
+  const absl::StatusOr<InputFile> file = InputFile::Open(path);
+  ONEPASS_RETURN_IF_ERROR(AsDamage(file.status()));
+  if (file->size() == bytes) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(path, ": has ", file->size(), " bytes, expected ", bytes));
+}
+
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           int64_t most_bytes) {
   InputFile file;

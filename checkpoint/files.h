@@ -77,6 +77,10 @@ class InputFile {
   int64_t size_ = 0;
 };
 
+// Whether a file of a checkpoint is there, of `bytes`. DataLoss: it is not;
+// others: of looking.
+absl::Status ExpectFile(const std::string& path, int64_t bytes);
+
 // As InputFile::Open() and ReadAt(). InvalidArgument: more than `most_bytes`,
 // of which nothing is read.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,

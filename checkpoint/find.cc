@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "checkpoint/file_error.h"
 #include "checkpoint/files.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/publish.h"
@@ -12,9 +13,19 @@ namespace onepass {
 namespace {
 
 absl::StatusOr<checkpoint::Manifest> ReadManifest(const std::string& path) {
-  std::string bytes;
-  ONEPASS_ASSIGN_OR_RETURN(bytes, ReadWholeFile(path, kMostManifestBytes));
-  return DecodeManifest(bytes, path);
+  const absl::StatusOr<std::string> bytes =
+      ReadWholeFile(path, kMostManifestBytes);
+  ONEPASS_RETURN_IF_ERROR(AsDamage(bytes.status()));
+  return DecodeManifest(*bytes, path);
+}
+
+absl::Status FindFiles(const FoundCheckpoint& checkpoint,
+                       const checkpoint::Manifest& manifest) {
+  for (const checkpoint::File& file : manifest.files()) {
+    ONEPASS_RETURN_IF_ERROR(
+        ExpectFile(JoinPath(checkpoint.path, file.name()), file.length()));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -31,7 +42,9 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(
     absl::StatusOr<checkpoint::Manifest> manifest =
         ReadManifest(JoinPath(checkpoint.path, kManifestName));
     checkpoint.status = manifest.status();
-    if (manifest.ok()) checkpoint.step = manifest->step();
+    if (!manifest.ok()) continue;
+    checkpoint.step = manifest->step();
+    checkpoint.status = FindFiles(checkpoint, *manifest);
   }
   std::sort(found.begin(), found.end(),
             [](const FoundCheckpoint& a, const FoundCheckpoint& b) {

@@ -20,12 +20,16 @@ namespace onepass {
 struct FoundCheckpoint {
   std::string name;
   std::string path;
-  int64_t step = -1;    // -1 where the manifest does not say
-  absl::Status status;  // of the manifest alone
+  int64_t step = -1;  // -1 where the manifest does not say
+  // DataLoss: the manifest is damaged, or a file that it lists is not there, of
+  // its length. Others: one of them cannot be read. Nothing else was looked
+  // into.
+  absl::Status status;
 };
 
 // Published checkpoints below `parent`, by step and then by name, the newest
-// first; those with a damaged manifest last. NotFound: there is no `parent`.
+// first; those whose manifest does not say last. NotFound: there is no
+// `parent`.
 absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(
     absl::string_view parent);
 

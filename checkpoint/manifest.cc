@@ -16,6 +16,7 @@
 #include "checkpoint/publish.h"
 #include "checkpoint/safetensors.h"
 #include "dispatch/return_if_error.h"
+#include "dispatch/state.h"
 #include "xxhash.h"
 
 namespace onepass {
@@ -435,23 +436,30 @@ absl::Status CheckUnique(const char* what,
 
 // --- Rules of the manifest ---
 
-absl::Status CheckOption(const char* field, bool there, float value) {
+// What an optimizer would refuse is found here, before its state is replaced.
+
+absl::Status CheckNotNegative(const char* field, bool there, float value) {
   ONEPASS_RETURN_IF_ERROR(CheckThere(field, there));
-  if (std::isfinite(value)) return absl::OkStatus();
-  return Broken(field, " is ", value, ", expected a finite number");
+  if (std::isfinite(value) && value >= 0) return absl::OkStatus();
+  return Broken(field, " is ", value, ", expected a finite number from 0 on");
+}
+
+absl::Status CheckBeta(const char* field, bool there, float value) {
+  ONEPASS_RETURN_IF_ERROR(CheckThere(field, there));
+  if (value >= 0 && value < 1) return absl::OkStatus();
+  return Broken(field, " is ", value, ", expected at least 0 and below 1");
 }
 
 absl::Status CheckGroup(const Group& group) {
-  ONEPASS_RETURN_IF_ERROR(CheckOption("lr", group.has_lr(), group.lr()));
+  ONEPASS_RETURN_IF_ERROR(CheckNotNegative("lr", group.has_lr(), group.lr()));
+  ONEPASS_RETURN_IF_ERROR(CheckBeta("beta1", group.has_beta1(), group.beta1()));
+  ONEPASS_RETURN_IF_ERROR(CheckBeta("beta2", group.has_beta2(), group.beta2()));
   ONEPASS_RETURN_IF_ERROR(
-      CheckOption("beta1", group.has_beta1(), group.beta1()));
-  ONEPASS_RETURN_IF_ERROR(
-      CheckOption("beta2", group.has_beta2(), group.beta2()));
-  ONEPASS_RETURN_IF_ERROR(CheckOption("eps", group.has_eps(), group.eps()));
-  ONEPASS_RETURN_IF_ERROR(CheckOption("weight_decay", group.has_weight_decay(),
-                                      group.weight_decay()));
+      CheckNotNegative("eps", group.has_eps(), group.eps()));
+  ONEPASS_RETURN_IF_ERROR(CheckNotNegative(
+      "weight_decay", group.has_weight_decay(), group.weight_decay()));
   ONEPASS_RETURN_IF_ERROR(CheckRange("mode", group.mode(), 1, Group::Mode_MAX));
-  ONEPASS_RETURN_IF_ERROR(CheckRange("step", group.step(), 0));
+  ONEPASS_RETURN_IF_ERROR(CheckRange("step", group.step(), 0, kMostSteps));
   for (int i = 0; i < group.parameters_size(); ++i) {
     ONEPASS_RETURN_IF_ERROR(
         CheckText("parameters", group.parameters(i), kMostTensorNameBytes));
@@ -461,11 +469,14 @@ absl::Status CheckGroup(const Group& group) {
 
 absl::Status CheckLossScale(const LossScale& loss_scale) {
   const double scale = loss_scale.scale();
-  if (!std::isfinite(scale) || scale <= 0) {
-    return Broken("scale is ", scale, ", expected a finite number above 0");
+  int exponent = 0;
+  if (!(scale >= 0x1p-126 && scale <= 0x1p126) ||
+      std::frexp(scale, &exponent) != 0.5) {
+    return Broken("scale is ", scale,
+                  ", expected a power of two from 2^-126 to 2^126");
   }
   ONEPASS_RETURN_IF_ERROR(
-      CheckRange("hysteresis_left", loss_scale.hysteresis_left(), 0));
+      CheckRange("hysteresis_left", loss_scale.hysteresis_left(), 1));
   return CheckRange("clean_steps", loss_scale.clean_steps(), 0);
 }
 
@@ -496,7 +507,7 @@ absl::Status CheckListed(const Manifest& manifest, const char* field,
 }
 
 absl::Status CheckManifest(const Manifest& manifest) {
-  ONEPASS_RETURN_IF_ERROR(CheckRange("step", manifest.step(), 0));
+  ONEPASS_RETURN_IF_ERROR(CheckRange("step", manifest.step(), 0, kMostSteps));
   ONEPASS_RETURN_IF_ERROR(CheckRange("world", manifest.world(), 1, kMostRanks));
   ONEPASS_RETURN_IF_ERROR(CheckRange("leaf", manifest.leaf(), 1));
   ONEPASS_RETURN_IF_ERROR(

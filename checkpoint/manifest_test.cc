@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "dispatch/state.h"
 #include "gtest/gtest.h"
 #include "xxhash.h"
 
@@ -411,7 +412,7 @@ TEST(ManifestTest, EachRuleIsChecked) {
   };
   const std::string long_name(256, 'n');
   const ManifestCase cases[] = {
-      {[](Manifest& m) { m.set_step(-1); }, "step is -1, expected at least 0"},
+      {[](Manifest& m) { m.set_step(-1); }, "step is -1, expected 0 to"},
       {[](Manifest& m) { m.set_world(0); },
        "world is 0, expected 1 to 1048576"},
       {[](Manifest& m) { m.set_world(-1); }, "world is -1"},
@@ -441,7 +442,16 @@ TEST(ManifestTest, EachRuleIsChecked) {
        "groups[1].weight_decay is missing"},
       {group([&](Group& g) { g.set_lr(kNan); }), "groups[1].lr is nan"},
       {group([&](Group& g) { g.set_beta1(INFINITY); }),
-       "groups[1].beta1 is inf, expected a finite number"},
+       "groups[1].beta1 is inf, expected at least 0 and below 1"},
+      {group([](Group& g) { g.set_beta1(1); }), "groups[1].beta1 is 1"},
+      {group([](Group& g) { g.set_beta2(-0.5f); }), "groups[1].beta2 is -0.5"},
+      {group([](Group& g) { g.set_lr(-1); }),
+       "groups[1].lr is -1, expected a finite number from 0 on"},
+      {group([](Group& g) { g.set_eps(-1); }), "groups[1].eps is -1"},
+      {group([](Group& g) { g.set_weight_decay(INFINITY); }),
+       "groups[1].weight_decay is inf"},
+      {group([](Group& g) { g.set_step(kMostSteps + 1); }),
+       "groups[1].step is 4611686018427387905"},
       {group([](Group& g) { g.clear_mode(); }),
        "groups[1].mode is 0, expected 1 to 2"},
       {group([](Group& g) { g.set_mode(Group::Mode(3)); }),
@@ -455,11 +465,17 @@ TEST(ManifestTest, EachRuleIsChecked) {
        "groups[1].parameters \"\\303\" is no UTF-8"},
 
       {[](Manifest& m) { m.mutable_loss_scale()->set_scale(0); },
-       "loss_scale.scale is 0, expected a finite number above 0"},
+       "loss_scale.scale is 0, expected a power of two from 2^-126"},
+      {[](Manifest& m) { m.mutable_loss_scale()->set_scale(3); },
+       "loss_scale.scale is 3"},
+      {[](Manifest& m) { m.mutable_loss_scale()->set_scale(-2); },
+       "loss_scale.scale is -2"},
+      {[](Manifest& m) { m.mutable_loss_scale()->set_scale(0x1p-127); },
+       "loss_scale.scale is 5.87747e-39"},
       {[&](Manifest& m) { m.mutable_loss_scale()->set_scale(kNan); },
        "loss_scale.scale is nan"},
-      {[](Manifest& m) { m.mutable_loss_scale()->set_hysteresis_left(-1); },
-       "loss_scale.hysteresis_left is -1"},
+      {[](Manifest& m) { m.mutable_loss_scale()->set_hysteresis_left(0); },
+       "loss_scale.hysteresis_left is 0"},
       {[](Manifest& m) { m.mutable_loss_scale()->set_clean_steps(-1); },
        "loss_scale.clean_steps is -1"},
 

@@ -1,7 +1,9 @@
-// The bytes that an export or a restore may have at once, of the device and of
-// the host: every stage takes what it is about to allocate from here, and gives
-// it back when that is freed. So the peak does not depend on how many tensors
-// there are, or how large they are.
+// The bytes that an export or a restore may have at once for elements of
+// tensors, of the device and of the host: every stage takes what it is about to
+// allocate for them from here, and gives it back when that is freed. So the
+// peak does not depend on how large tensors are. Not counted: what there is of
+// each tensor besides its elements, as its name, its entry in headers and
+// indexes, and the checksums of its chunks, some hundred bytes a tensor.
 //
 //   ASSIGN_OR_RETURN(auto budget, MemoryBudget::Create({device, host}));
 //   ASSIGN_OR_RETURN(MemoryBudget::Share share, budget->Take({chunk, chunk}));

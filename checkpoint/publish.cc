@@ -19,7 +19,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "checkpoint/file_error.h"
 #include "checkpoint/file_handle.h"
 #include "checkpoint/files.h"
@@ -150,6 +152,22 @@ bool IsPartialName(absl::string_view name) {
          IsHex(id.substr(kTimeDigits + 1, kProcessDigits)) &&
          id[kTimeDigits + 1 + kProcessDigits] == '-' &&
          IsHex(id.substr(kIdSize - kRandomDigits));
+}
+
+bool IsRankFileName(absl::string_view name) {
+  const auto number = [&name] {
+    size_t digits = 0;
+    while (digits < name.size() && absl::ascii_isdigit(name[digits])) ++digits;
+    name.remove_prefix(digits);
+    return digits >= 5;
+  };
+  return absl::ConsumePrefix(&name, "rank-") && number() &&
+         absl::ConsumePrefix(&name, "-of-") && number() &&
+         (absl::StartsWith(name, ".") || absl::StartsWith(name, "-"));
+}
+
+std::string RankFilePrefix(int rank, int world) {
+  return absl::StrFormat("rank-%05d-of-%05d", rank, world);
 }
 
 absl::StatusOr<PartialDirectory> CreatePartial(absl::string_view parent,

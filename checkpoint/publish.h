@@ -5,9 +5,11 @@
 //   ASSIGN_OR_RETURN(PartialDirectory partial, CreatePartial(parent, name));
 //   ...                    // tell other ranks; on each of them:
 //   RETURN_IF_ERROR(CheckNonce(partial.path, partial.nonce));
-//   ...                    // files, each one written and synced; then one
-//   rank: RETURN_IF_ERROR(WriteSmallFile(JoinPath(partial.path, kManifestName),
-//   ...)); RETURN_IF_ERROR(Publish(partial.path, parent, name));
+//   ...                    // files, each one written and synced
+//   // Then, on one rank:
+//   const std::string manifest = JoinPath(partial.path, kManifestName);
+//   RETURN_IF_ERROR(WriteSmallFile(manifest, bytes));
+//   RETURN_IF_ERROR(Publish(partial.path, parent, name));
 //
 // Ranks agree above this: nothing here communicates, and one process at a time
 // publishes and removes below a parent. Names are those of IsPlainName(), and
@@ -36,6 +38,12 @@ inline constexpr char kNonceName[] = "nonce";
 // 16 digits, with '-' between: the time in nanoseconds since 1970, the process,
 // and a random one.
 bool IsPartialName(absl::string_view name);
+
+// Whether a rank's file of a checkpoint has such a name: it begins with
+// RankFilePrefix() of some rank.
+bool IsRankFileName(absl::string_view name);
+// "rank-00001-of-00004".
+std::string RankFilePrefix(int rank, int world);
 
 struct PartialDirectory {
   std::string path;

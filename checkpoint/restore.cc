@@ -160,8 +160,9 @@ absl::Status Restorer::Prepare() {
                                  checkpoint_.manifest().leaf(),
                                  " elements, expected ", kLeafNumel));
   }
-  ONEPASS_RETURN_IF_ERROR(
-      CompareGroups(checkpoint_.meta().groups, options_.groups));
+  const CheckpointMeta meta = checkpoint_.meta();
+  ONEPASS_RETURN_IF_ERROR(CompareGroups(meta.groups, options_.groups));
+  if (options_.check) ONEPASS_RETURN_IF_ERROR(options_.check(meta));
   absl::StatusOr<StateTensors> tensors =
       StateTensors::Create(target_.targets(), ExportForm::kExact);
   ONEPASS_RETURN_IF_ERROR(tensors.status());
@@ -180,14 +181,21 @@ absl::Status Restorer::Prepare() {
     ONEPASS_ASSIGN_OR_RETURN(own_budget_, MemoryBudget::Create(kDefaultBudget));
     budget = own_budget_.get();
   }
-  // As much again for a cast.
+  // As much again for a cast, which goes through a quarter of the buffer, and
+  // needs as many bytes twice and once for its results.
   constexpr int64_t kPage = 4096;
   const int64_t bytes =
       std::min(budget->limit().host / 2, int64_t{64} << 20) / kPage * kPage;
-  if (bytes < kPage) {
+  const int64_t least = options_.cast ? 4 * kPage : kPage;
+  if (bytes < least) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the budget of ", budget->limit().host,
-        " bytes of the host is too small, expected at least ", 2 * kPage));
+        " bytes of the host is too small, expected at least ", 2 * least));
+  }
+  if (options_.cast) {
+    constexpr int64_t kLeastElement = 2;
+    values_.reserve(bytes / 4 / kLeastElement);
+    rounded_.reserve(bytes / 4 / kLeastElement);
   }
   ONEPASS_ASSIGN_OR_RETURN(share_, budget->Take({0, 2 * bytes}));
   HostBufferOptions memory;
@@ -296,9 +304,8 @@ absl::Status Restorer::ReadArray(const StoredArray& array) {
   const bool casts = saved->type != array.type;
   const absl::Span<char> buffer =
       absl::MakeSpan(buffer_.as<char>(), static_cast<size_t>(buffer_.bytes()))
-          .subspan(0, static_cast<size_t>(
-                          casts ? std::max<int64_t>(buffer_.bytes() / 4, 4096)
-                                : buffer_.bytes()));
+          .subspan(0, static_cast<size_t>(casts ? buffer_.bytes() / 4
+                                                : buffer_.bytes()));
   ONEPASS_RETURN_IF_ERROR(checkpoint_.Read(
       *saved, array.box, buffer,
       [&](int64_t first, int64_t n, const char* data) -> absl::Status {
@@ -307,8 +314,11 @@ absl::Status Restorer::ReadArray(const StoredArray& array) {
           ONEPASS_ASSIGN_OR_RETURN(from, Convert(*saved, array, n, data));
         }
         done += n;
-        return transfer_->Write(array, first, n, from);
-      }));
+        ONEPASS_RETURN_IF_ERROR(transfer_->Write(array, first, n, from));
+        // What was converted lies in a buffer that the next run needs.
+        return casts ? transfer_->FinishWriting() : absl::OkStatus();
+      },
+      [&] { return transfer_->FinishWriting(); }));
   if (done == array.numel) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat("the checkpoint has ", done, " elements of \"", array.name,

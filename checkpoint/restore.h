@@ -18,6 +18,7 @@
 #define ONEPASS_CHECKPOINT_RESTORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,9 +40,12 @@ struct RestoreOptions {
   // Lets a tensor be stored in another plain type (fp32, bf16, fp16) than that
   // of the target, and rounds to it.
   bool cast = false;
+  // What else the trainer asks of what is beside tensors, as of the loss scale;
+  // its error is that of the restore, before anything is written.
+  std::function<absl::Status(const CheckpointMeta& meta)> check;
   // Memory that grows with tensors: what is read goes through half of the
-  // host's bytes, 64 MiB at most. Null: one of its own of
-  // kDefaultBudget.
+  // host's bytes, 64 MiB at most; with `cast` at least 32 KiB of it, else 8.
+  // Null: one of its own of kDefaultBudget.
   MemoryBudget* budget = nullptr;
 };
 

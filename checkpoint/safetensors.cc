@@ -10,12 +10,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/json_text.h"
 #include "nlohmann/json.hpp"
 
 namespace onepass {
 namespace {
-
-using nlohmann::ordered_json;
 
 struct TypeRow {
   SafetensorsType type;
@@ -250,8 +249,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
+    // It quotes what it read last, whatever the length.
+    constexpr size_t kMostBytes = 200;
     return Fail(
-        absl::StrCat("is no JSON at byte ", position, ": ", error.what()));
+        absl::StrCat("is no JSON at byte ", position, ": ",
+                     absl::string_view(error.what()).substr(0, kMostBytes)));
   }
 
  private:
@@ -379,31 +381,43 @@ absl::StatusOr<std::string> SerializeSafetensorsHeader(
   };
   absl::flat_hash_set<absl::string_view> names;
   std::string text = "{";
-  const auto add = [&text](const std::string& name, const ordered_json& value) {
-    absl::StrAppend(&text, text.size() > 1 ? "," : "",
-                    ordered_json(name).dump(), ":", value.dump());
-  };
-  // The library throws where a text is no UTF-8.
-  try {
-    if (!header.metadata.empty()) add(std::string(kMetadata), header.metadata);
-    int64_t end = 0;
-    for (const SafetensorsTensor& tensor : header.tensors) {
-      if (const char* problem = ProblemOfName(tensor.name)) {
-        return invalid(tensor, problem);
+  if (!header.metadata.empty()) {
+    AppendJsonString(kMetadata, &text);
+    text.push_back(':');
+    char before = '{';
+    for (const auto& [key, value] : header.metadata) {
+      text.push_back(std::exchange(before, ','));
+      bool utf8 = AppendJsonString(key, &text);
+      text.push_back(':');
+      utf8 &= AppendJsonString(value, &text);
+      if (!utf8) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "safetensors: the metadata ", Quoted(key), " is no UTF-8"));
       }
-      if (!names.insert(tensor.name).second) {
-        return invalid(tensor, "is there twice");
-      }
-      const std::string problem = ProblemOfData(tensor, end);
-      if (!problem.empty()) return invalid(tensor, problem);
-      end = tensor.end;
-      add(tensor.name, {{"dtype", Name(tensor.type)},
-                        {"shape", tensor.shape},
-                        {"data_offsets", {tensor.begin, tensor.end}}});
     }
-  } catch (const nlohmann::json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "safetensors: a name or a text of the metadata: ", error.what()));
+    text.push_back('}');
+  }
+  int64_t end = 0;
+  for (const SafetensorsTensor& tensor : header.tensors) {
+    if (const char* problem = ProblemOfName(tensor.name)) {
+      return invalid(tensor, problem);
+    }
+    if (!names.insert(tensor.name).second) {
+      return invalid(tensor, "is there twice");
+    }
+    const std::string problem = ProblemOfData(tensor, end);
+    if (!problem.empty()) return invalid(tensor, problem);
+    end = tensor.end;
+    if (text.size() > 1) text.push_back(',');
+    if (!AppendJsonString(tensor.name, &text)) {
+      return invalid(tensor, "is no UTF-8");
+    }
+    absl::StrAppend(&text, ":{\"dtype\":\"", Name(tensor.type),
+                    "\",\"shape\":");
+    AppendJsonIntegers(tensor.shape, &text);
+    absl::StrAppend(&text, ",\"data_offsets\":");
+    AppendJsonIntegers({tensor.begin, tensor.end}, &text);
+    text.push_back('}');
   }
   text.push_back('}');
   const int64_t used =

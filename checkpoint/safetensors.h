@@ -1,14 +1,16 @@
 // The header of a safetensors file, read and written.
 //
-//   ASSIGN_OR_RETURN(int64_t numel, ...);
 //   SafetensorsHeader header;
-//   header.tensors.push_back({"weight", SafetensorsType::kF32, {numel}, 0, 4 *
-//   numel}); ASSIGN_OR_RETURN(std::string bytes,
-//   SerializeSafetensorsHeader(header));
+//   header.tensors.push_back(
+//       {"weight", SafetensorsType::kF32, {numel}, 0, 4 * numel});
+//   std::string bytes;
+//   ASSIGN_OR_RETURN(bytes, SerializeSafetensorsHeader(header));
 //   // write `bytes`, then the data of the tensors
 //
-//   ASSIGN_OR_RETURN(int64_t length, SafetensorsHeaderLength(first_8_bytes));
-//   ASSIGN_OR_RETURN(SafetensorsHeader header,
+//   int64_t length;
+//   ASSIGN_OR_RETURN(length,
+//                    SafetensorsHeaderLength(first_8_bytes, file_bytes));
+//   ASSIGN_OR_RETURN(header,
 //                    ParseSafetensorsHeader(length_bytes_of_text, file_bytes));
 //
 // The format (github.com/huggingface/safetensors): 8 bytes, little endian, the

@@ -12,7 +12,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/export_state.h"
 #include "checkpoint/files.h"
@@ -30,10 +29,6 @@ namespace onepass {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string RankName(int rank, int world) {
-  return absl::StrFormat("rank-%05d-of-%05d", rank, world);
-}
 
 // Chunks and scratch, as the budget has them.
 struct Plan {
@@ -85,6 +80,24 @@ absl::StatusOr<Plan> MakePlan(const StateTensors& tensors,
   return plan;
 }
 
+// Whether each tensor lies behind one fence of `count`, and a remainder behind
+// that of its weight: what is read last opens it.
+absl::Status CheckFences(const StateTensors& tensors, int count) {
+  for (const StateTensor& tensor : tensors.tensors()) {
+    const int fence = tensor.views.front()->fence;
+    bool same = fence >= 0 && fence < count;
+    for (const StateView* view : tensor.views) same &= view->fence == fence;
+    if (tensor.type == StateType::kInt16Remainder) {
+      same &= tensors.tensors()[tensor.param].views.front()->fence == fence;
+    }
+    if (same) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "state \"", tensor.name, "\" does not lie behind one fence of ", count,
+        ", with what belongs to it"));
+  }
+  return absl::OkStatus();
+}
+
 class Saver {
  public:
   Saver(const Runtime& runtime, Communicator& communicator,
@@ -127,6 +140,8 @@ class Saver {
         name_, options_.full ? " full " : " sharded ",
         onepass::Fingerprint(meta_, options_.form, options_.layout));
   }
+  // The error of a rank that did not hear of the end.
+  absl::Status Unknown(const absl::Status& status) const;
   // After all agreed on an error.
   void RemoveWritten();
 
@@ -163,6 +178,9 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
   absl::StatusOr<StateTensors> tensors =
       StateTensors::Create(lease.views(), options_.form);
   status.Update(tensors.status());
+  if (tensors.ok() && fences_ != nullptr) {
+    status.Update(CheckFences(*tensors, fences_->count()));
+  }
   ONEPASS_RETURN_IF_ERROR(Begin(status));
   CountFences(*tensors);
   const absl::StatusOr<std::string> entry =
@@ -173,8 +191,12 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
   // Whatever came out, nothing is read any more.
   if (fences_ != nullptr) fences_->OpenAll();
   if (!entries.ok()) {
-    if (IsAgreed(entries.status())) RemoveWritten();
-    return entries.status();
+    if (IsAgreed(entries.status())) {
+      RemoveWritten();
+      return entries.status();
+    }
+    // Rank 0 may have heard of all.
+    return root() || !entry.ok() ? entries.status() : Unknown(entries.status());
   }
   const absl::Status published =
       root() ? WriteManifest(*entries) : absl::OkStatus();
@@ -185,13 +207,8 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
       return status;
     }
     // On rank 0 it is what it is: done, though not all may have heard of it.
-    if (!root() || !published.ok()) {
-      return absl::Status(
-          status.code(),
-          absl::StrCat("whether \"", report_.path,
-                       "\" was published is unknown, a look decides: ",
-                       status.message()));
-    }
+    if (!root()) return Unknown(status);
+    if (!published.ok()) return status;
   }
   report_.peak = budget_->peak();
   report_.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -345,7 +362,7 @@ absl::StatusOr<std::unique_ptr<StateFiles>> Saver::MakeFiles(
     const StateTensors& tensors, const Plan& plan) {
   StateFilesOptions options;
   options.directory = partial_.path;
-  options.prefix = RankName(communicator_.rank(), communicator_.size());
+  options.prefix = RankFilePrefix(communicator_.rank(), communicator_.size());
   options.chunk_bytes = plan.chunk_bytes;
   options.buffers = plan.buffers;
   options.sharded = !options_.full;
@@ -366,7 +383,7 @@ absl::StatusOr<std::string> Saver::WriteIndex(checkpoint::Index index,
   std::string bytes;
   ONEPASS_ASSIGN_OR_RETURN(bytes, EncodeIndex(index));
   const std::string name = absl::StrCat(
-      RankName(communicator_.rank(), communicator_.size()), ".index");
+      RankFilePrefix(communicator_.rank(), communicator_.size()), ".index");
   ONEPASS_RETURN_IF_ERROR(WriteSmallFile(JoinPath(partial_.path, name), bytes));
   ONEPASS_RETURN_IF_ERROR(SyncDirectory(partial_.path));
   checkpoint::RankEntry entry;
@@ -427,14 +444,8 @@ absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
     index.set_length(entry.index().length());
     for (const checkpoint::File& file : entry.files()) {
       // That it is there, and as long, for whoever made the manifest.
-      absl::StatusOr<InputFile> there =
-          InputFile::Open(JoinPath(partial_.path, file.name()));
-      ONEPASS_RETURN_IF_ERROR(there.status());
-      if (there->size() != file.length()) {
-        return absl::DataLossError(
-            absl::StrCat("\"", there->path(), "\" has ", there->size(),
-                         " bytes, expected ", file.length()));
-      }
+      ONEPASS_RETURN_IF_ERROR(
+          ExpectFile(JoinPath(partial_.path, file.name()), file.length()));
       *manifest.add_files() = file;
     }
     for (int g = 0; g < entry.groups_size(); ++g) {
@@ -454,6 +465,14 @@ absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
   ONEPASS_RETURN_IF_ERROR(
       WriteSmallFile(JoinPath(partial_.path, kManifestName), bytes));
   return onepass::Publish(partial_.path, parent_, name_);
+}
+
+absl::Status Saver::Unknown(const absl::Status& status) const {
+  return absl::Status(status.code(),
+                      absl::StrCat("whether \"", report_.path,
+                                   "\" was published is unknown, a look "
+                                   "decides: ",
+                                   status.message()));
 }
 
 void Saver::RemoveWritten() {

@@ -48,6 +48,8 @@ struct SaveOptions {
   // Bytes that are converted, written and have a checksum at a time; less where
   // the budget is small.
   int64_t chunk_bytes = int64_t{8} << 20;
+  // Those but kChunk are there to compare with: what they take of the device is
+  // not of the budget.
   ExportGranularity granularity = ExportGranularity::kChunk;
   OutputFileOptions file;
 };
@@ -55,7 +57,7 @@ struct SaveOptions {
 struct SaveReport {
   std::string path;          // of the checkpoint
   int64_t bytes = 0;         // of this rank's files of tensors
-  bool direct = false;       // whether all of them went around the page cache
+  bool direct = true;        // whether all of them went around the page cache
   MemoryBudget::Bytes peak;  // of the budget
   double seconds = 0;
 };
@@ -67,8 +69,10 @@ struct SaveReport {
 // directories. Others: of the device, files and communicator. The error of one
 // rank is that of all, with its number. "unknown" in an error of other ranks
 // than 0: rank 0 did not say whether it published; a look at the directory
-// decides. Where all ranks agree that the save failed, what it wrote is
-// removed; else it stays, as a partial directory.
+// decides. "published" in an error: the checkpoint is there, but may be gone
+// should the machine crash (checkpoint/publish.h). Where all ranks agree that
+// the save failed, what else it wrote is removed; if they could not, it stays,
+// as a partial directory.
 absl::StatusOr<SaveReport> SaveCheckpoint(
     const Runtime& runtime, Communicator& communicator,
     absl::string_view parent, absl::string_view name, const StateLease& lease,

@@ -1,14 +1,21 @@
 // Checkpoints of ranks on threads: saved, verified, restored at any number of
 // ranks, refused where they are damaged or of another trainer.
 
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -22,6 +29,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/fake_state.h"
 #include "checkpoint/find.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/manifest.pb.h"
 #include "checkpoint/memory_budget.h"
 #include "checkpoint/meta.h"
@@ -29,11 +37,15 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/save.h"
+#include "checkpoint/save_fake_state.h"
+#include "checkpoint/state_files.h"
 #include "checkpoint/state_tensors.h"
 #include "checkpoint/verify.h"
 #include "dispatch/kernel.h"
+#include "dispatch/operations.h"
 #include "dispatch/state.h"
 #include "gtest/gtest.h"
+#include "tests/process_use.h"
 #include "tests/rank_threads.h"
 #include "tests/temp_directory.h"
 #include "tests/test_kernels.h"
@@ -80,13 +92,6 @@ class SaveRestoreTest : public testing::Test {
 
   std::string path(const std::string& name) const {
     return directory_.path() + "/" + name;
-  }
-
-  // A small chunk, so that tensors are many.
-  static SaveOptions SmallChunks() {
-    SaveOptions options;
-    options.chunk_bytes = 4096;
-    return options;
   }
 
   std::vector<absl::Status> Save(const std::string& name,
@@ -286,6 +291,69 @@ void WriteAll(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
+// What this process takes beside the state, at most, while `work` runs.
+template <typename Work>
+int64_t MostExtraBytes(const Work& work) {
+  EXPECT_TRUE(ForgetMostResident());
+  const int64_t before = ResidentBytes();
+  work();
+  return MostResidentBytes() - before;
+}
+
+// In a child, whose memory is its own.
+TEST_F(SaveRestoreTest, NoMoreIsResidentThanTheBudget) {
+  // Where it is not measured, less of it.
+  const bool measured = !UnderSanitizer() && !UnderEmulator();
+  const int64_t budget_bytes = measured ? 16 << 20 : 1 << 20;
+  const auto run = [&] {
+    const int64_t numel = 10 * budget_bytes / 4;
+    const FakeModel model(
+        {{"w", StateKind::kMaster, StateType::kFloat32, {numel}}}, 7);
+    const auto budget = MemoryBudget::Create({0, budget_bytes});
+    RunRanks(World(1), [&](Rank& rank) {
+      FakeState state(model, {{{0}, {numel}}}, rank.runtime(), false);
+      state.Fill();
+      const int64_t saving = MostExtraBytes([&] {
+        SaveOptions options;
+        options.budget = budget->get();
+        const auto report = SaveCheckpoint(
+            rank.runtime(), *rank.communicator, directory_.path(), "c",
+            state.Lease(), model.Meta(5), options);
+        EXPECT_TRUE(report.ok()) << report.status();
+      });
+      state.Clear();
+      const int64_t restoring = MostExtraBytes([&] {
+        auto checkpoint = Checkpoint::Open(path("c"));
+        ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+        RestoreOptions options = Wanted(model);
+        options.budget = budget->get();
+        const auto meta =
+            RestoreCheckpoint(rank.runtime(), *rank.communicator, *checkpoint,
+                              state.Restore(), options);
+        EXPECT_TRUE(meta.ok()) << meta.status();
+      });
+      state.ExpectFilled();
+      if (!measured) return;
+      // A thread, and what the allocator keeps.
+      constexpr int64_t kMore = 4 << 20;
+      EXPECT_LE(saving, budget_bytes + kMore);
+      EXPECT_GE(saving, budget_bytes / 2);
+      EXPECT_LE(restoring, budget_bytes + kMore);
+      EXPECT_GE(restoring, budget_bytes / 4);
+    });
+  };
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    run();
+    std::fflush(nullptr);
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
 TEST_F(SaveRestoreTest, TheSameStateGivesTheSameFiles) {
   const FakeBoxes boxes = FlatBoxes(model_, 3, random_);
   SaveOk("a", boxes, 5);
@@ -297,6 +365,41 @@ TEST_F(SaveRestoreTest, TheSameStateGivesTheSameFiles) {
     ++files;
   }
   EXPECT_GE(files, 1 + 2 * 3);
+}
+
+// The layout is how names are presented: the tensors are the same.
+TEST_F(SaveRestoreTest, EachLayoutIsSavedShardedAndFull) {
+  const FakeBoxes boxes = FlatBoxes(model_, 3, random_);
+  for (const bool full : {false, true}) {
+    SCOPED_TRACE(full);
+    const auto save = [&](const std::string& name, CheckpointLayout layout) {
+      for (const absl::Status& status :
+           Save(name, boxes, model_.Meta(5), [&](int, SaveOptions& options) {
+             options.full = full;
+             options.layout = layout;
+           })) {
+        ASSERT_TRUE(status.ok()) << status;
+      }
+    };
+    const std::string flat = absl::StrCat("flat-", full);
+    const std::string nested = absl::StrCat("nested-", full);
+    save(flat, CheckpointLayout::kFlat);
+    save(nested, CheckpointLayout::kNested);
+    const auto opened = Checkpoint::Open(path(nested));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ(opened->manifest().layout(), checkpoint::LAYOUT_NESTED);
+    EXPECT_EQ(opened->manifest().distribution(),
+              full ? checkpoint::DISTRIBUTION_FULL
+                   : checkpoint::DISTRIBUTION_SHARDED);
+    for (const auto& file : opened->files()) {
+      const std::string name = fs::path(file.path).filename();
+      EXPECT_EQ(ReadAll(file.path), ReadAll(path(flat + "/" + name)));
+    }
+    for (const absl::Status& status : Restore(
+             nested, model_, FlatBoxes(model_, 2, random_), Wanted(model_))) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
 }
 
 // --- Whole tensors ---
@@ -444,7 +547,9 @@ TEST_F(SaveRestoreTest, NothingIsWrittenWhereAFileIsMissing) {
                           state.Restore(), Wanted(model_))
             .status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "is missing")) << status;
+    EXPECT_TRUE(
+        absl::StrContains(status.message(), "missing in the checkpoint"))
+        << status;
     EXPECT_FALSE(state.written());
   });
 }
@@ -548,6 +653,31 @@ TEST_F(SaveRestoreTest, DamageIsFoundAndNamed) {
   EXPECT_TRUE(absl::StrContains(problems(), stray));
 }
 
+TEST_F(SaveRestoreTest, AllThatIsDamagedIsNamed) {
+  SaveOk("c", RowBoxes(model_, 4, random_), 5);
+  const std::vector<std::string> damaged = {
+      "rank-00000-of-00004.index", "rank-00001-of-00004-32bit.safetensors",
+      "rank-00003-of-00004.index"};
+  for (const std::string& name : damaged) {
+    std::string bytes = ReadAll(path("c/" + name));
+    bytes[bytes.size() - 3] ^= 1;
+    WriteAll(path("c/" + name), bytes);
+  }
+  fs::remove(path("c/rank-00002-of-00004-32bit.safetensors"));
+  const auto report = VerifyCheckpoint(path("c"), {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  std::vector<std::string> found;
+  for (const absl::Status& problem : report->problems) {
+    EXPECT_EQ(problem.code(), absl::StatusCode::kDataLoss) << problem;
+    found.emplace_back(problem.message());
+  }
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_TRUE(absl::StrContains(found[0], damaged[0])) << found[0];
+  EXPECT_TRUE(absl::StrContains(found[1], damaged[2])) << found[1];
+  EXPECT_TRUE(absl::StrContains(found[2], damaged[1])) << found[2];
+  EXPECT_TRUE(absl::StrContains(found[3], "rank-00002")) << found[3];
+}
+
 // Load finds damage in what it reads: here in everything.
 TEST_F(SaveRestoreTest, DamagedDataIsNotRestored) {
   SaveOk("c", FlatBoxes(model_, 2, random_), 5);
@@ -572,7 +702,14 @@ TEST_F(SaveRestoreTest, DamagedDataIsNotRestored) {
 // --- Other trainers ---
 
 TEST_F(SaveRestoreTest, WhatDiffersIsNamedAndNothingWritten) {
-  SaveOk("c", FlatBoxes(model_, 2, random_), 5);
+  SaveOk("flat", FlatBoxes(model_, 2, random_), 5);
+  for (const absl::Status& status :
+       Save("nested", FlatBoxes(model_, 2, random_), model_.Meta(5),
+            [](int, SaveOptions& options) {
+              options.layout = CheckpointLayout::kNested;
+            })) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
   const auto expect =
       [&](const char* message,
           const std::function<void(std::vector<FakeTensor>&)>& change_model,
@@ -584,19 +721,21 @@ TEST_F(SaveRestoreTest, WhatDiffersIsNamedAndNothingWritten) {
         RestoreOptions options = Wanted(model);
         if (change_options) change_options(options);
         const FakeBoxes boxes = FlatBoxes(model, 2, random_);
-        RunRanks(World(2), [&](Rank& rank) {
-          FakeState state(model, boxes[rank.rank()], rank.runtime(), false);
-          absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path("c"));
-          ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-          const absl::Status status =
-              RestoreCheckpoint(rank.runtime(), *rank.communicator, *checkpoint,
-                                state.Restore(), options)
-                  .status();
-          EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition)
-              << status;
-          EXPECT_TRUE(absl::StrContains(status.message(), message)) << status;
-          EXPECT_FALSE(state.written());
-        });
+        for (const char* layout : {"flat", "nested"})
+          RunRanks(World(2), [&](Rank& rank) {
+            FakeState state(model, boxes[rank.rank()], rank.runtime(), false);
+            absl::StatusOr<Checkpoint> checkpoint =
+                Checkpoint::Open(path(layout));
+            ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+            const absl::Status status =
+                RestoreCheckpoint(rank.runtime(), *rank.communicator,
+                                  *checkpoint, state.Restore(), options)
+                    .status();
+            EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition)
+                << status;
+            EXPECT_TRUE(absl::StrContains(status.message(), message)) << status;
+            EXPECT_FALSE(state.written());
+          });
       };
   using Tensors = std::vector<FakeTensor>;
   expect("lacks the parameter \"more\"",
@@ -644,8 +783,134 @@ TEST_F(SaveRestoreTest, WhatDiffersIsNamedAndNothingWritten) {
            options.groups[0].beta2 = std::nextafter(
                std::nextafter(options.groups[0].beta2, 1.0f), 1.0f);
          });
+  expect("has eps ", {},
+         [](RestoreOptions& options) { options.groups[1].eps = 1e-6f; });
+  expect("has bias_correction ", {}, [](RestoreOptions& options) {
+    options.groups[0].bias_correction = !options.groups[0].bias_correction;
+  });
+  expect("the scale 1024 is not ours", {}, [](RestoreOptions& options) {
+    options.check = [](const CheckpointMeta& meta) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the scale ", meta.loss_scale->scale, " is not ours"));
+    };
+  });
   expect("has 2 parameter groups, the trainer has 3", {},
          [](RestoreOptions& options) { options.groups.emplace_back(); });
+}
+
+// Changes what one rank said of a checkpoint, and all checksums with it.
+void EditIndex(const std::string& path,
+               const std::function<void(checkpoint::Manifest&,
+                                        checkpoint::Index&)>& edit) {
+  const std::string manifest_path = path + "/manifest";
+  auto manifest = DecodeManifest(ReadAll(manifest_path), manifest_path);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  const std::string index_path = path + "/" + manifest->indexes(0).file();
+  auto index = DecodeIndex(ReadAll(index_path), *manifest, 0, index_path);
+  ASSERT_TRUE(index.ok()) << index.status();
+  edit(*manifest, *index);
+  const auto index_bytes = EncodeIndex(*index);
+  ASSERT_TRUE(index_bytes.ok()) << index_bytes.status();
+  manifest->mutable_indexes(0)->set_length(
+      static_cast<int64_t>(index_bytes->size()));
+  for (checkpoint::File& file : *manifest->mutable_files()) {
+    if (file.name() == manifest->indexes(0).file()) {
+      file.set_length(static_cast<int64_t>(index_bytes->size()));
+    }
+  }
+  manifest->mutable_indexes(0)->set_checksum(Checksum(*index_bytes));
+  const auto manifest_bytes = EncodeManifest(*manifest);
+  ASSERT_TRUE(manifest_bytes.ok()) << manifest_bytes.status();
+  WriteAll(index_path, *index_bytes);
+  WriteAll(manifest_path, *manifest_bytes);
+}
+
+// What no save of ours writes.
+TEST_F(SaveRestoreTest, ARemainderOfAnotherStepIsRefused) {
+  SaveOk("c", FlatBoxes(model_, 1, random_), 5);
+  EditIndex(path("c"), [](checkpoint::Manifest&, checkpoint::Index& index) {
+    for (checkpoint::Tensor& tensor : *index.mutable_tensors()) {
+      if (tensor.name() == "state.rest.master_param") tensor.set_step(9);
+    }
+  });
+  for (const absl::Status& status :
+       Restore("c", model_, FlatBoxes(model_, 2, random_), Wanted(model_))) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(absl::StrContains(
+        status.message(),
+        "has \"state.rest.master_param\" of step 9 and \"state.rest.param\" "
+        "of step 6: they are one number only together"))
+        << status;
+  }
+}
+
+TEST_F(SaveRestoreTest, AnotherLeafIsRefused) {
+  const FakeModel model(
+      {{"w", StateKind::kMaster, StateType::kFloat32, {30, 7}}}, 7);
+  SaveFakeState(model, FlatBoxes(model, 1, random_), directory_.path(), "c",
+                model.Meta(5));
+  EditIndex(path("c"),
+            [](checkpoint::Manifest& manifest, checkpoint::Index& index) {
+              manifest.set_leaf(kLeafNumel / 2);
+              index.set_leaf(kLeafNumel / 2);
+            });
+  for (const absl::Status& status :
+       Restore("c", model, FlatBoxes(model, 2, random_), Wanted(model))) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(absl::StrContains(
+        status.message(), absl::StrCat("has leaves of ", kLeafNumel / 2,
+                                       " elements, expected ", kLeafNumel)))
+        << status;
+  }
+}
+
+TEST_F(SaveRestoreTest, CastRoundsToTheTypesOfTheTrainer) {
+  const auto model_of = [](StateType master, StateType exp_avg) {
+    return FakeModel({{"w", StateKind::kMaster, master, {30, 7001}},
+                      {"w", StateKind::kExpAvg, exp_avg, {30, 7001}}},
+                     7);
+  };
+  const FakeModel saved = model_of(StateType::kFloat32, StateType::kBFloat16);
+  const FakeModel wanted = model_of(StateType::kFloat16, StateType::kFloat32);
+  SaveFakeState(saved, FlatBoxes(saved, 3, random_), directory_.path(), "c",
+                saved.Meta(5));
+  RestoreOptions options = Wanted(wanted);
+  for (const absl::Status& status :
+       Restore("c", wanted, FlatBoxes(wanted, 2, random_), options)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  }
+  options.cast = true;
+  const auto budget = MemoryBudget::Create({0, 64 << 10});
+  options.budget = budget->get();
+  RunRanks(World(1), [&](Rank& rank) {
+    const Box whole = {{0}, {30 * 7001}};
+    FakeState state(wanted, {whole, whole}, rank.runtime(), false);
+    auto checkpoint = Checkpoint::Open(path("c"));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const auto meta = RestoreCheckpoint(rank.runtime(), *rank.communicator,
+                                        *checkpoint, state.Restore(), options);
+    ASSERT_TRUE(meta.ok()) << meta.status();
+    int views = 0;
+    const StateLease lease = state.Lease();
+    for (const StateView& view : lease.views()) {
+      ++views;
+      const bool master = view.type == StateType::kFloat16;
+      const char* from = saved.bytes(master ? 0 : 1).data();
+      std::vector<char> expected(view.numel * ByteSize(view.type));
+      CastArgs args = {view.numel, from, expected.data(), DType::kFloat32,
+                       DType::kFloat16};
+      if (!master) {
+        args.in_type = DType::kBFloat16;
+        args.out_type = DType::kFloat32;
+      }
+      args.in = from + view.offset * (master ? 4 : 2);
+      ASSERT_TRUE(Cast(rank.runtime().kernel, rank.runtime().pool, args).ok());
+      EXPECT_EQ(std::memcmp(view.data, expected.data(), expected.size()), 0)
+          << view.name;
+    }
+    EXPECT_GE(views, 2);
+  });
+  EXPECT_LE((*budget)->peak().host, 64 << 10);
 }
 
 TEST_F(SaveRestoreTest, ReorderedParametersAndAnotherLrAreTaken) {
@@ -680,6 +945,42 @@ TEST_F(SaveRestoreTest, AFailureOfOneRankIsThatOfAll) {
         << status;
   }
   EXPECT_TRUE(fs::is_empty(directory_.path()));
+}
+
+TEST_F(SaveRestoreTest, FencesThatDoNotFitAreRefused) {
+  RunRanks(World(1), [&](Rank& rank) {
+    std::vector<Box> whole;
+    for (const FakeTensor& tensor : model_.tensors()) {
+      whole.push_back({{0}, {tensor.numel()}});
+    }
+    FakeState state(model_, whole, rank.runtime(), false);
+    const auto save = [&](const std::function<void(StateView&)>& change) {
+      std::vector<StateView> views = state.Lease().views();
+      for (StateView& view : views) change(view);
+      const StateLease lease(std::move(views), nullptr,
+                             std::make_shared<StateFences>(2));
+      return SaveCheckpoint(rank.runtime(), *rank.communicator,
+                            directory_.path(), "c", lease, model_.Meta(5),
+                            SmallChunks())
+          .status();
+    };
+    const auto expect = [&](const std::function<void(StateView&)>& change) {
+      const absl::Status status = save(change);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(),
+                                    "does not lie behind one fence of 2"))
+          << status;
+    };
+    expect([](StateView& view) { view.fence = 2; });
+    expect([](StateView& view) { view.fence = -1; });
+    // The second view of a tensor.
+    expect([](StateView& view) { view.fence = view.offset > 0 ? 1 : 0; });
+    // A remainder, and not its weight.
+    expect([](StateView& view) {
+      view.fence = view.name == "state.rest.master_param" ? 1 : 0;
+    });
+    EXPECT_TRUE(save([](StateView&) {}).ok());
+  });
 }
 
 TEST_F(SaveRestoreTest, RanksThatSaveAnotherStepAreNamed) {
@@ -754,7 +1055,11 @@ TEST_F(SaveRestoreTest, TheNewestAreFoundAndKept) {
   EXPECT_EQ(names, "step-100 step-9 step-3 step-20! ");
   EXPECT_EQ(KeepLast(directory_.path(), 0).code(),
             absl::StatusCode::kInvalidArgument);
+  // What lacks a file counts for nothing, too.
+  SaveOk("step-200", boxes, 200);
+  fs::remove(path("step-200/rank-00000-of-00001-32bit.safetensors"));
   ASSERT_TRUE(KeepLast(directory_.path(), 2).ok());
+  EXPECT_TRUE(fs::exists(path("step-200")));
   EXPECT_FALSE(fs::exists(path("step-3")));
   EXPECT_TRUE(fs::exists(path("step-9")));
   EXPECT_TRUE(fs::exists(path("step-20")));

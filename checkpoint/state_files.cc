@@ -8,11 +8,10 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "checkpoint/files.h"
+#include "checkpoint/json_text.h"
 #include "checkpoint/safetensors.h"
 #include "dispatch/return_if_error.h"
-#include "nlohmann/json.hpp"
 #include "xxhash.h"
 
 namespace onepass {
@@ -21,12 +20,19 @@ namespace {
 // Files of elements of 4, 2 and 1 bytes.
 constexpr std::array<int64_t, 3> kElementBytes = {4, 2, 1};
 
+// Names are those of state tensors: what is no UTF-8 is found when the header
+// is made, which has them too.
 std::string ShardingInfo(const std::vector<const StoredArray*>& arrays) {
-  nlohmann::json info = nlohmann::json::object();
+  std::string info = "{";
   for (const StoredArray* array : arrays) {
-    info[array->name] = {{"saved_offsets", array->box.offset}};
+    if (info.size() > 1) info.push_back(',');
+    AppendJsonString(array->name, &info);
+    absl::StrAppend(&info, ":{\"saved_offsets\":");
+    AppendJsonIntegers(array->box.offset, &info);
+    info.push_back('}');
   }
-  return info.dump();
+  info.push_back('}');
+  return info;
 }
 
 }  // namespace

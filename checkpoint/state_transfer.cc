@@ -284,10 +284,9 @@ absl::Status StateTransfer::Write(const StoredArray& array, int64_t first,
                                   int64_t numel, const char* in) {
   const StateTensor& tensor = tensors_->tensor_of(array);
   const int64_t element = ByteSize(array.type);
-  absl::Status status;
   int64_t done = 0;
   for (const StateView* view : tensor.views) {
-    if (done == numel || !status.ok()) break;
+    if (done == numel) break;
     const int64_t begin =
         array.scales ? view->offset / kLeafNumel : view->offset;
     const int64_t size = array.scales ? LeafCount(view->numel) : view->numel;
@@ -300,14 +299,17 @@ absl::Status StateTransfer::Write(const StoredArray& array, int64_t first,
     char* const to = base + offset * element;
     const char* const from = in + done * element;
     if (view->on_device) {
-      status = stream_->CopyToDevice(to, from, n * element);
+      ONEPASS_RETURN_IF_ERROR(stream_->CopyToDevice(to, from, n * element));
     } else {
       std::memcpy(to, from, n * element);
     }
     done += n;
   }
-  if (stream_ != nullptr) status.Update(stream_->Synchronize());
-  return status;
+  return absl::OkStatus();
+}
+
+absl::Status StateTransfer::FinishWriting() {
+  return stream_ != nullptr ? stream_->Synchronize() : absl::OkStatus();
 }
 
 }  // namespace onepass

@@ -6,6 +6,7 @@
 //   RETURN_IF_ERROR(transfer.Read(tensors.arrays()[0], first, numel, out));
 //
 //   RETURN_IF_ERROR(transfer.Write(array, first, numel, in));
+//   RETURN_IF_ERROR(transfer.FinishWriting());
 //
 // Neither changes more than what it is given to write: types, places, scales
 // and values of what is read stay as they are.
@@ -60,9 +61,12 @@ class StateTransfer {
                     char* out);
 
   // The inverse, for tensors of StateTargets, whose form is kExact: elements
-  // [first, first + numel) become those at `in`.
+  // [first, first + numel) become those at `in`, which stays as it is until
+  // FinishWriting() returns.
   absl::Status Write(const StoredArray& array, int64_t first, int64_t numel,
                      const char* in);
+  // When it returns all is written, whatever came out.
+  absl::Status FinishWriting();
 
  private:
   // Elements of a view, and where they go or come from.

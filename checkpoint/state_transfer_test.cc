@@ -168,6 +168,9 @@ TEST_F(StateTransferTest, ValuesAreThoseOfTheOperations) {
   std::vector<float> values(kNumel);
   for (int64_t i = 0; i < kNumel; ++i) {
     values[i] = std::ldexp(static_cast<float>(i % 251 - 125), i % 13 - 6);
+    // A leaf of zeros, and one whose scale would have no inverse.
+    if (i / kLeafNumel == 1) values[i] = 0;
+    if (i / kLeafNumel == 2) values[i] = std::ldexp(values[i], -146);
   }
   const struct {
     StateType type;
@@ -225,6 +228,8 @@ TEST_F(StateTransferTest, ValuesAreThoseOfTheOperations) {
                           .ok());
         }
         EXPECT_EQ(read, expected);
+        EXPECT_TRUE(std::all_of(read.begin(), read.end(),
+                                [](float x) { return std::isfinite(x); }));
       }
     }
   }

@@ -23,18 +23,33 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(absl::string_view path,
   VerifyReport report;
   std::vector<std::string> names;
   ONEPASS_ASSIGN_OR_RETURN(names, ListDirectory(std::string(path)));
-  absl::StatusOr<Checkpoint> opened = Checkpoint::Open(path);
-  if (!opened.ok()) {
+  absl::StatusOr<Checkpoint> opened =
+      Checkpoint::OpenDamaged(path, &report.problems);
+  if (absl::IsDataLoss(opened.status())) {
+    // Without a manifest nothing can be said of the other files.
     report.problems.push_back(opened.status());
     return report;
   }
+  ONEPASS_RETURN_IF_ERROR(opened.status());
   absl::flat_hash_set<std::string> expected = {kManifestName};
   int64_t all = 0;
   for (const checkpoint::File& file : opened->manifest().files()) {
     expected.insert(file.name());
   }
+  absl::flat_hash_set<std::string> verified;
   for (const Checkpoint::DataFile& file : opened->files()) {
     all += file.entry->length();
+    verified.insert(file.entry->name());
+  }
+  for (const checkpoint::RankIndex& index : opened->manifest().indexes()) {
+    verified.insert(index.file());
+  }
+  // Those of a rank whose index is damaged.
+  for (const checkpoint::File& file : opened->manifest().files()) {
+    if (verified.contains(file.name())) continue;
+    absl::Status status =
+        ExpectFile(JoinPath(path, file.name()), file.length());
+    if (!status.ok()) report.problems.push_back(std::move(status));
   }
   for (const std::string& name : names) {
     if (expected.contains(name)) continue;

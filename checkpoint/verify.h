@@ -1,7 +1,7 @@
 // Reads all of a checkpoint, and says what is damaged.
 //
 //   ASSIGN_OR_RETURN(VerifyReport report,
-//                    VerifyCheckpoint(runtime, "runs/step-100", {}));
+//                    VerifyCheckpoint("runs/step-100", {}));
 //   for (const absl::Status& problem : report.problems) ...
 
 #ifndef ONEPASS_CHECKPOINT_VERIFY_H_
@@ -25,14 +25,22 @@ struct VerifyOptions {
 };
 
 struct VerifyReport {
-  // The first of each file, in the order of files. Empty: nothing is damaged.
+  // The first of each file: of indexes, then of what they say together, of
+  // files that do not belong there or are missing, of the others. Empty:
+  // nothing is damaged.
   std::vector<absl::Status> problems;
   int64_t bytes = 0;  // that were read
 };
 
-// NotFound: there is no such directory. InvalidArgument: too small a buffer. A
-// damaged checkpoint is no error: its problems are, each with the name of the
-// file: one that is damaged, cut or missing, or that belongs to no rank.
+// A damaged checkpoint is no error: its problems are, each with the name of the
+// file: DataLoss of one that is damaged, cut or missing, or that belongs to no
+// rank; of others that cannot be read what that gave, as PermissionDenied. Of a
+// rank whose index is damaged the other files are only looked for; where the
+// manifest is, none is.
+//
+// NotFound: there is no such directory, or it is none of a checkpoint.
+// InvalidArgument: too small a buffer. Others: of the manifest or an index that
+// cannot be read.
 absl::StatusOr<VerifyReport> VerifyCheckpoint(absl::string_view path,
                                               const VerifyOptions& options);
 

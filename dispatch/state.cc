@@ -145,9 +145,9 @@ bool StateFences::Wait(int fence, std::chrono::milliseconds timeout) {
       lock, timeout, [&] { return open.load(std::memory_order_relaxed); });
   lock.unlock();
   if (!in_time) {
-    Cancel(absl::DeadlineExceededError(absl::StrCat(
-        "state was not read within ", timeout.count(),
-        " ms of when its owner had to change it: reading is cancelled")));
+    Cancel(absl::DeadlineExceededError(
+        "state was not read by when its owner, who waited for it, had to "
+        "change it: reading is cancelled"));
   }
   return true;
 }

@@ -121,7 +121,8 @@ struct StateView {
   // range of the tensor's elements that begins at a multiple of a leaf.
   const float* scales = nullptr;
   // The fence that it lies behind, where the lease has any. Views behind one
-  // follow each other.
+  // follow each other; those of a tensor, and of a remainder and its weight,
+  // are behind the same.
   int fence = 0;
 };
 
@@ -170,7 +171,7 @@ class StateFences {
 };
 
 // Keeps the state in its place, unchanged, while it lives; where it has fences,
-// what lies behind those that are not open.
+// only what lies behind those that are not open.
 class StateLease {
  public:
   // `release` may be null.
@@ -194,7 +195,7 @@ class StateLease {
   // In the order in which a step updates them. Those of a kParam come directly
   // before those of the remainder that belongs to it.
   const std::vector<StateView>& views() const { return views_; }
-  // Null: its owner waits for all of it.
+  // Null: its owner changes nothing of it while the lease lives.
   StateFences* fences() const { return fences_.get(); }
 
  private:
@@ -273,6 +274,9 @@ class StateRestore {
   bool written_ = false;
   bool committed_ = false;
 };
+
+// Updates that a parameter group can have had: one more can always be counted.
+inline constexpr int64_t kMostSteps = int64_t{1} << 62;
 
 // A parameter group, as a checkpoint holds it: options as the fp32 values that
 // kernels use.

@@ -38,8 +38,6 @@ constexpr int64_t kBounceNumel = int64_t{1} << 18;
 constexpr int64_t kMostNumel = int64_t{1} << 44;
 // Of reading the clocks of host and device at once: one may be interrupted.
 constexpr int kClockTries = 8;
-// Updates of a group, so that there is always a next one.
-constexpr int64_t kMostSteps = int64_t{1} << 62;
 
 absl::Status Annotate(const absl::Status& status, absl::string_view context) {
   return absl::Status(status.code(), absl::StrCat(context, status.message()));
@@ -377,7 +375,11 @@ class ShardOptimizer::Impl {
   absl::Status CheckUsable() const;
   absl::Status CheckNotLeased() const;
   // Returns when nothing of the shard, or of all, is still to be read.
-  void AwaitFences(int shard);
+  using Deadline = std::chrono::steady_clock::time_point;
+  Deadline FenceDeadline() const {
+    return std::chrono::steady_clock::now() + options_.fence_timeout;
+  }
+  void AwaitFences(int shard, Deadline deadline);
   void AwaitAllFences();
   void Drain();
   // Nothing is in flight afterwards, and the optimizer is unusable.
@@ -493,6 +495,7 @@ class ShardOptimizer::Impl {
   bool restoring_ = false;  // one of them is to be written
   std::vector<std::shared_ptr<StateFences>> fences_;
   int64_t fence_waits_ = 0;  // of this step
+  Deadline fence_deadline_;  // of this step
 
   StepTrace* trace_ = nullptr;
   Clock::time_point trace_origin_time_;
@@ -943,6 +946,11 @@ absl::StatusOr<StateLease> ShardOptimizer::Impl::LeaseStateBehindFences() {
   std::vector<StateView> views;
   ONEPASS_RETURN_IF_ERROR(ForEachView(
       [&](StateView view, void*) { views.push_back(std::move(view)); }));
+  // The order of a step: it begins with all that is on the device, in whole
+  // shards here, and then takes the others one by one.
+  std::stable_partition(views.begin(), views.end(), [&](const StateView& view) {
+    return shard_states_[view.fence].device_index >= 0;
+  });
   auto fences = std::make_shared<StateFences>(static_cast<int>(shards_.size()));
   for (size_t i = 0; i < shards_.size(); ++i) {
     if (shard_states_[i].numel == 0) fences->Open(static_cast<int>(i));
@@ -957,17 +965,24 @@ absl::StatusOr<StateLease> ShardOptimizer::Impl::LeaseStateBehindFences() {
   return StateLease(std::move(views), nullptr, std::move(fences));
 }
 
-void ShardOptimizer::Impl::AwaitFences(int shard) {
+void ShardOptimizer::Impl::AwaitFences(int shard, Deadline deadline) {
   for (const std::shared_ptr<StateFences>& fences : fences_) {
     const double begin = Now();
-    if (!fences->Wait(shard, options_.fence_timeout)) continue;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    if (!fences->Wait(shard, std::max(left, std::chrono::milliseconds(0)))) {
+      continue;
+    }
     ++fence_waits_;
     TraceHost("wait for an export", begin, 0);
   }
 }
 
 void ShardOptimizer::Impl::AwaitAllFences() {
-  for (size_t i = 0; i < shards_.size(); ++i) AwaitFences(static_cast<int>(i));
+  const Deadline deadline = FenceDeadline();
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    AwaitFences(static_cast<int>(i), deadline);
+  }
 }
 
 absl::StatusOr<StateRestore> ShardOptimizer::Impl::RestoreState() {
@@ -1006,21 +1021,27 @@ absl::Status ShardOptimizer::Impl::ForEachView(
     const Shard& shard = shards_[i];
     for (const StateKind kind :
          {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}) {
-      ONEPASS_RETURN_IF_ERROR(ForEachStretch(
-          static_cast<int>(i), kind, [&](const Stretch& stretch) {
-            StateView view;
-            view.name = absl::StrCat("state.", shard.name, ".", Name(kind));
-            view.type = ToStateType(stretch.type);
-            view.shape = shard.shape;
-            view.box = shard.box;
-            view.offset = stretch.offset;
-            view.numel = stretch.numel;
-            view.on_device = stretch.on_device;
-            view.data = stretch.data;
-            view.fence = static_cast<int>(i);
-            add(std::move(view), stretch.data);
-            return absl::OkStatus();
-          }));
+      const auto add_stretch = [&](const Stretch& stretch) {
+        StateView view;
+        view.name = absl::StrCat("state.", shard.name, ".", Name(kind));
+        view.type = ToStateType(stretch.type);
+        view.shape = shard.shape;
+        view.box = shard.box;
+        view.offset = stretch.offset;
+        view.numel = stretch.numel;
+        view.on_device = stretch.on_device;
+        view.data = stretch.data;
+        view.fence = static_cast<int>(i);
+        add(std::move(view), stretch.data);
+        return absl::OkStatus();
+      };
+      ONEPASS_RETURN_IF_ERROR(
+          ForEachStretch(static_cast<int>(i), kind, add_stretch));
+      // A parameter without elements is one all the same.
+      if (std::count(shard.shape.begin(), shard.shape.end(), 0) > 0) {
+        ONEPASS_RETURN_IF_ERROR(
+            add_stretch({/*on_device=*/false, nullptr, TypeOf(kind), 0, 0}));
+      }
     }
   }
   return absl::OkStatus();
@@ -1440,9 +1461,11 @@ void ShardOptimizer::Impl::Describe(StepReport& report) const {
 absl::Status ShardOptimizer::Impl::Update(float factor, StepReport& report) {
   in_flight_ = 0;
   fence_waits_ = 0;
+  fence_deadline_ = FenceDeadline();
   if (has_device_part()) {
     for (size_t i = 0; i < shard_states_.size(); ++i) {
-      if (shard_states_[i].device_index >= 0) AwaitFences(static_cast<int>(i));
+      if (shard_states_[i].device_index < 0) continue;
+      AwaitFences(static_cast<int>(i), fence_deadline_);
     }
     ONEPASS_RETURN_IF_ERROR(TraceBegin(*device_stream_, TraceRow::kDevice,
                                        "update", report.device_numel));
@@ -1522,7 +1545,7 @@ absl::Status ShardOptimizer::Impl::UpdatePiece(const HostLayout::Piece& piece,
   const SubGroupState& state = state_[piece.sub_group];
   parts_.clear();
   for (const HostLayout::Part& part : piece.parts) {
-    AwaitFences(part.shard);
+    AwaitFences(part.shard, fence_deadline_);
     AdamStepArgs args;
     args.numel = part.numel;
     args.param = Master(part.sub_group, part.position);
@@ -1741,6 +1764,11 @@ absl::StatusOr<StepReport> ShardOptimizer::Step(const StepInput& input) {
 double ShardOptimizer::LossScale() const { return impl_->scaler().scale(); }
 const LossScaleState& ShardOptimizer::loss_scale_state() const {
   return impl_->scaler().state();
+}
+absl::Status ShardOptimizer::CheckLossScaleState(
+    const LossScaleState& state) const {
+  LossScaler scaler = impl_->scaler();
+  return scaler.SetState(state);
 }
 absl::Status ShardOptimizer::SetLossScaleState(const LossScaleState& state) {
   return impl_->SetLossScaleState(state);

@@ -117,8 +117,10 @@ struct ShardOptimizerOptions {
   int64_t sub_group_numel = int64_t{1} << 28;
   // Whether to pin what is copied to and from the device.
   bool pin_memory = true;
-  // How long a change of state waits for a reader behind fences.
-  std::chrono::milliseconds fence_timeout = std::chrono::minutes(10);
+  // How long a step, or another change of state, waits for readers behind
+  // fences in all. Other ranks wait for this one meanwhile: less than the
+  // timeout of communicators.
+  std::chrono::milliseconds fence_timeout = std::chrono::minutes(5);
 };
 
 struct StepInput {
@@ -176,7 +178,8 @@ class ShardOptimizer {
       const Runtime& runtime, ShardOptimizerOptions options,
       std::vector<Shard> shards);
 
-  // Waits for what is in flight. No lease may be out.
+  // Waits for what is in flight. No lease of LeaseState() or RestoreState() may
+  // be out.
   ~ShardOptimizer();
 
   ShardOptimizer(const ShardOptimizer&) = delete;
@@ -210,6 +213,8 @@ class ShardOptimizer {
   double LossScale() const;
   const LossScaleState& loss_scale_state() const;
   absl::Status SetLossScaleState(const LossScaleState& state);
+  // Whether that would be taken.
+  absl::Status CheckLossScaleState(const LossScaleState& state) const;
 
   // Options of a group, effective at the next step.
   absl::Status SetGroupOptions(int group, const AdamOptions& options);
@@ -228,11 +233,12 @@ class ShardOptimizer {
   absl::Status SetState(absl::string_view name, StateKind kind,
                         absl::Span<const float> values);
   // All state in place, views of a shard in the order of StateKind; a shard
-  // without elements has none. While it is out, Step(), SetState() and
-  // RestoreState() return FailedPrecondition; gradients may be added. The
-  // optimizer outlives it.
+  // without elements has none, unless its tensor has none either. While it is
+  // out, Step(), SetState() and RestoreState() return FailedPrecondition;
+  // gradients may be added. The optimizer outlives it.
   absl::StatusOr<StateLease> LeaseState();
-  // The same behind fences, one for each shard: the optimizer goes on, and
+  // The same behind fences, one for each shard, those first of which a part is
+  // on the device: the optimizer goes on, and
   // waits before it changes what has not been read: Step() for each shard that
   // it updates, for those of the device together; SetState(), RestoreState()
   // and destruction for all. What is not read within fence_timeout cancels the
@@ -243,7 +249,8 @@ class ShardOptimizer {
   // Steps, options and the loss scale are set apart. It ends on the thread of
   // the calls. FailedPrecondition: state is leased, or gradients were added.
   absl::StatusOr<StateRestore> RestoreState();
-  bool leased() const;  // whether one of them is out
+  // Whether one of LeaseState() or RestoreState() is out.
+  bool leased() const;
 
   // Options, steps and the names of the shards of each group.
   std::vector<StateGroup> StateGroups() const;

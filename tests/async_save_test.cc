@@ -69,7 +69,8 @@ class AsyncSaveTest : public testing::Test {
 
   // Goes through the budget a page at a time.
   absl::Status Start(AsyncSaver& saver, Rig& rig, const std::string& name,
-                     int64_t bytes_per_second = 0) {
+                     int64_t bytes_per_second = 0, bool full = false,
+                     CheckpointLayout layout = CheckpointLayout::kFlat) {
     auto lease = rig.optimizer().LeaseStateBehindFences();
     EXPECT_TRUE(lease.ok()) << lease.status();
     CheckpointMeta meta;
@@ -79,6 +80,8 @@ class AsyncSaveTest : public testing::Test {
     options.chunk_bytes = 4096;
     options.budget = budget_.get();
     options.file.bytes_per_second = bytes_per_second;
+    options.full = full;
+    options.layout = layout;
     return saver.Start(directory_.path(), name, *std::move(lease), meta,
                        options);
   }
@@ -220,6 +223,26 @@ TEST_F(AsyncSaveTest, AnErrorThatNobodySawIsThatOfTheNextCall) {
   ASSERT_TRUE(rig->Step(3).ok());
   ASSERT_TRUE(Start(*saver, *rig, "d").ok());
   EXPECT_TRUE(saver->Wait().ok());
+}
+
+TEST_F(AsyncSaveTest, FullAndNestedOnesGoOnAsWell) {
+  for (const bool full : {false, true}) {
+    for (const CheckpointLayout layout :
+         {CheckpointLayout::kFlat, CheckpointLayout::kNested}) {
+      const std::string name =
+          absl::StrCat("c-", full, "-", static_cast<int>(layout));
+      SCOPED_TRACE(name);
+      const auto rig = MakeRig();
+      const Snapshot before = rig->Take();
+      const auto saver = MakeSaver(*rig);
+      ASSERT_TRUE(Start(*saver, *rig, name, 8 << 20, full, layout).ok());
+      ASSERT_TRUE(rig->Step(3).ok());
+      ASSERT_TRUE(rig->Step(4).ok());
+      const auto report = saver->Wait();
+      ASSERT_TRUE(report.ok()) << report.status();
+      ExpectSaved(name, before);
+    }
+  }
 }
 
 TEST_F(AsyncSaveTest, FiftySavesLeaveNothingBehind) {

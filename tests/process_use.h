@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <string>
 
 #include "gtest/gtest.h"
 
@@ -33,6 +34,24 @@ inline int64_t ResidentBytes() {
   statm >> all >> resident;
   EXPECT_GT(resident, 0);
   return resident * sysconf(_SC_PAGESIZE);
+}
+
+// The most that was resident since the start, or since the last call of
+// ForgetMostResident(). That returns false where the system refuses it.
+inline int64_t MostResidentBytes() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int64_t kilobytes = 0;
+  while (status >> word && word != "VmHWM:") {
+  }
+  status >> kilobytes;
+  EXPECT_GT(kilobytes, 0);
+  return kilobytes << 10;
+}
+
+inline bool ForgetMostResident() {
+  std::ofstream clear("/proc/self/clear_refs");
+  return static_cast<bool>(clear << 5 << std::flush);
 }
 
 }  // namespace onepass

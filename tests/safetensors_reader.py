@@ -64,8 +64,11 @@ def parse(path):
     header = json.loads(data[8:begin].decode("utf-8"), object_pairs_hook=unique)
     metadata = header.pop("__metadata__")
     check(all(isinstance(text, str) for text in metadata.values()), f"{path}: metadata is no texts")
-    sharding = json.loads(metadata["DCP_SHARDING_INFO"])
-    check(set(sharding) == set(header), f"{path}: DCP_SHARDING_INFO has other names")
+    # Whole tensors have none.
+    sharding = None
+    if "DCP_SHARDING_INFO" in metadata:
+        sharding = json.loads(metadata["DCP_SHARDING_INFO"])
+        check(set(sharding) == set(header), f"{path}: DCP_SHARDING_INFO has other names")
     tensors = {}
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -76,7 +79,7 @@ def parse(path):
         check(last - first == product(entry["shape"]) * size, f"{path}: {name} has {last - first} bytes")
         check((begin + first) % size == 0, f"{path}: {name} is not aligned")
         end = last
-        offsets = sharding[name]["saved_offsets"]
+        offsets = sharding[name]["saved_offsets"] if sharding else [0] * len(entry["shape"])
         check(len(offsets) == len(entry["shape"]), f"{path}: {name} has the offsets {offsets}")
         tensors[name] = (entry["dtype"], entry["shape"], offsets, data[begin + first : begin + last])
     check(begin + end == len(data), f"{path}: has {len(data)} bytes, expected {begin + end}")
@@ -118,9 +121,12 @@ class Tensor:
         self.scaled = self.type.startswith("scaled")
         self.scales = read(os.path.join(directory, self.name + ".scales")) if self.scaled else b""
 
-    def values(self):
-        """In fp32, computed exactly and rounded once."""
+    def values(self, weight=None):
+        """In fp32, computed exactly and rounded once; of remainders, with their weights, the masters."""
         n = product(self.shape)
+        if self.type == "int16 remainder":
+            parts = zip(struct.unpack(f"<{n}H", weight.bytes), struct.unpack(f"<{n}h", self.bytes))
+            return struct.pack(f"<{n}I", *(((w - (r < 0)) & 0xFFFF) << 16 | r & 0xFFFF for w, r in parts))
         if self.type == "fp32":
             return self.bytes
         if self.type == "bf16":
@@ -186,7 +192,7 @@ def main():
         if tensor.scaled:
             shapes[tensor.name + ".scale"] = [len(tensor.scales) // 4]
     read_files = 0
-    for form in ("flat", "rows"):
+    for form in ("flat", "rows", "full", "stored"):
         found, files = assemble(os.path.join(directory, form), shapes)
         read_files += files
         check(set(found) == set(shapes), f"{form}: has {sorted(found)}")
@@ -196,16 +202,19 @@ def main():
             check(data == tensor.bytes, f"{form}: {tensor.name} has other elements")
             if tensor.scaled:
                 check(found[tensor.name + ".scale"] == ("F32", tensor.scales), f"{form}: {tensor.name} has other scales")
-    found, files = assemble(os.path.join(directory, "unscaled"), shapes)
-    read_files += files
-    check(len(found) == len(tensors), f"unscaled: has {sorted(found)}")
-    for tensor in tensors:
-        dtype, data = found[tensor.name]
-        if tensor.type == "int16 remainder":
-            check((dtype, data) == ("I16", tensor.bytes), f"unscaled: {tensor.name} has other elements")
-            continue
-        check(dtype == "F32", f"unscaled: {tensor.name} is stored as {dtype}")
-        check(same_values(data, tensor.values()), f"unscaled: {tensor.name} has other values")
+    weights = {tensor.name.rsplit(".", 1)[0]: tensor for tensor in tensors if tensor.name.endswith(".param")}
+    for form in ("unscaled", "values"):
+        found, files = assemble(os.path.join(directory, form), shapes)
+        read_files += files
+        check(len(found) == len(tensors), f"{form}: has {sorted(found)}")
+        for tensor in tensors:
+            dtype, data = found[tensor.name]
+            if tensor.type == "int16 remainder" and form == "unscaled":
+                check((dtype, data) == ("I16", tensor.bytes), f"{form}: {tensor.name} has other elements")
+                continue
+            check(dtype == "F32", f"{form}: {tensor.name} is stored as {dtype}")
+            weight = weights.get(tensor.name.rsplit(".", 1)[0])
+            check(same_values(data, tensor.values(weight)), f"{form}: {tensor.name} has other values")
     theirs = "" if safetensors is not None else "; the package safetensors is not installed, and was not asked"
     print(f"{read_files} files have what was saved{theirs}")
 

@@ -3,8 +3,10 @@
 //
 //   write_checkpoints DIRECTORY
 //
-// Of the same state "flat", ranges of elements, and "rows", parts of a
-// dimension, both exact, and "unscaled", in fp32. In "expected" there is for
+// Of the same state "flat", ranges of elements, "rows", parts of a dimension,
+// and "full", whole tensors, all exact, and "unscaled", in fp32; and made of
+// the first one file each in "stored", exact, and in "values", in fp32, where
+// masters are rebuilt. In "expected" there is for
 // each tensor "<name>.bytes", all its elements, "<name>.scales" where it is
 // scaled, and a line "<name> <type>: <extents>" in "tensors". Nothing, and it
 // says so, where the environment pins a kernel that cannot run here.
@@ -17,14 +19,18 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/consolidate.h"
 #include "checkpoint/fake_state.h"
 #include "checkpoint/save.h"
 #include "checkpoint/save_fake_state.h"
 #include "checkpoint/state_tensors.h"
 #include "dispatch/state.h"
 #include "gtest/gtest.h"
+#include "tests/make_pool.h"
 #include "tests/runnable_kernels.h"
 
 namespace onepass {
@@ -35,6 +41,19 @@ void Write(const std::string& path, const std::vector<T>& elements) {
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(elements.data()),
              static_cast<std::streamsize>(elements.size() * sizeof(T)));
+}
+
+void Consolidate(const std::string& directory, const std::string& name,
+                 ConsolidatedForm form) {
+  std::filesystem::create_directory(directory + "/" + name);
+  absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory + "/flat");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  ConsolidateOptions options;
+  options.form = form;
+  const auto report = ConsolidateCheckpoint(
+      *RunnableKernels().front(), *MakePool(1), *checkpoint,
+      absl::StrCat(directory, "/", name, "/all.safetensors"), options);
+  EXPECT_TRUE(report.ok()) << report.status();
 }
 
 void WriteAll(const std::string& directory) {
@@ -60,6 +79,12 @@ void WriteAll(const std::string& directory) {
   options.form = ExportForm::kUnscaled;
   SaveFakeState(model, FlatBoxes(model, 2, random), directory, "unscaled",
                 model.Meta(5), options);
+  options = SmallChunks();
+  options.full = true;
+  SaveFakeState(model, RowBoxes(model, 3, random), directory, "full",
+                model.Meta(5), options);
+  Consolidate(directory, "stored", ConsolidatedForm::kStored);
+  Consolidate(directory, "values", ConsolidatedForm::kFloat32);
   const std::string expected = directory + "/expected";
   std::filesystem::create_directory(expected);
   std::ofstream list(expected + "/tensors");
