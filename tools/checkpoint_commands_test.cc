@@ -286,6 +286,30 @@ TEST_F(CheckpointCommandsTest, VerifyFindsDamage) {
   EXPECT_EQ(RunCheckpoint({"verify", path("none")}).status, 2);
 }
 
+TEST_F(CheckpointCommandsTest, WhatLostItsManifestIsNoDirectoryOfCheckpoints) {
+  Save(model_, "c", 2, 7);
+  fs::remove(path("c/manifest"));
+  const Result result = RunCheckpoint({"inspect", path("c")});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_TRUE(Has(result.err, "manifest")) << result.err;
+  EXPECT_TRUE(Has(result.err, "missing in the checkpoint")) << result.err;
+  EXPECT_EQ(RunCheckpoint({"verify", path("c")}).status, 1);
+  EXPECT_EQ(RunCheckpoint({"diff", path("c"), path("c")}).status, 1);
+  // What has a name like that of an index is no file of a rank.
+  std::ofstream(directory_.path() + "/words.index") << "x";
+  fs::remove_all(path("c"));
+  Save(model_, "d", 1, 7);
+  const Result list = RunCheckpoint({"inspect", directory_.path()});
+  EXPECT_EQ(list.status, 0) << list.err;
+  EXPECT_TRUE(Has(list.out, "d: step 7")) << list.out;
+  EXPECT_EQ(RunCheckpoint({"verify", directory_.path()}).status, 2);
+  // What is no file is damage.
+  const std::string file = path("d/rank-00000-of-00001.index");
+  fs::remove(file);
+  fs::create_directory(file);
+  EXPECT_EQ(RunCheckpoint({"verify", path("d")}).status, 1);
+}
+
 TEST_F(CheckpointCommandsTest, DiffHasThreeExitStatuses) {
   const FakeModel other(Tensors(), 4);
   Save(model_, "a", 1, 7);

@@ -267,6 +267,9 @@ class CheckpointInspectCommand : public Command {
     std::vector<std::string> names;
     ONEPASS_ASSIGN_OR_RETURN(names, ListDirectory(path_));
     if (std::find(names.begin(), names.end(), kManifestName) == names.end()) {
+      if (std::any_of(names.begin(), names.end(), IsRankFileName)) {
+        return Checkpoint::Open(path_).status();
+      }
       return List(out);
     }
     if (remove_partials_) {

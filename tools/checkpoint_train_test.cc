@@ -273,10 +273,18 @@ TEST_F(CheckpointTrainTest, AnotherNumberOfRanksHasTheSameState) {
   ASSERT_TRUE(four.ok()) << four.status();
   for (const std::string ranks : {"2", "1"}) {
     const std::string again = Path(absl::StrCat("again", ranks));
-    ASSERT_FALSE(Summary({"--ranks", ranks, "--steps", "6", "--resume",
-                          "--load_dir", dir, "--save_dir", again})
-                     .empty());
+    const CommandResult resumed =
+        Train({"--ranks", ranks, "--steps", "6", "--resume", "--load_dir", dir,
+               "--save_dir", again});
+    ASSERT_TRUE(resumed.status.ok()) << resumed.status;
+    EXPECT_TRUE(absl::StrContains(
+        resumed.err, absl::StrCat("the number of ranks is ", ranks,
+                                  ", and was 4: the digest will differ")))
+        << resumed.err;
     const std::string path = again + "/step-00000006";
+    const CommandResult diff =
+        RunCommand(&NewCheckpointDiffCommand, {saved, path});
+    EXPECT_TRUE(diff.status.ok()) << diff.status << "\n" << diff.out;
     EXPECT_TRUE(Tensors(path) == expected) << ranks;
     const absl::StatusOr<Checkpoint> few = Checkpoint::Open(path);
     ASSERT_TRUE(few.ok()) << few.status();
@@ -493,6 +501,35 @@ TEST_F(CheckpointTrainTest, ADamagedCheckpointIsNamedAndThePreviousOneUsed) {
     ExpectError(previous, absl::StatusCode::kDataLoss,
                 "all checkpoints of " + dir + " are damaged");
   }
+}
+
+// Else a whole one would go for it.
+TEST_F(CheckpointTrainTest, ADamagedOneIsNotAmongThoseThatAreKept) {
+  const std::string dir = Path("kept");
+  ASSERT_FALSE(Summary({"--steps", "8", "--save_every", "4", "--save_dir", dir})
+                   .empty());
+  Damage(DataFile(dir + "/step-00000008"));
+  ASSERT_FALSE(
+      Summary({"--steps", "10", "--save_every", "10", "--save_dir", dir,
+               "--resume", "--resume_from_previous", "--keep_last", "2"})
+          .empty());
+  EXPECT_EQ(Names(dir),
+            (std::vector<std::string>{"step-00000010", "step-00000008",
+                                      "step-00000004"}));
+}
+
+// A copy under a name of its own, which lost a file, is not the newest.
+TEST_F(CheckpointTrainTest, ADamagedCopyOfAnOlderOneIsInNobodysWay) {
+  const std::string dir = Path("copy");
+  ASSERT_FALSE(Summary({"--steps", "8", "--save_every", "4", "--save_dir", dir})
+                   .empty());
+  fs::copy(dir + "/step-00000004", dir + "/best");
+  ASSERT_TRUE(fs::remove(DataFile(dir + "/best")));
+  const CommandResult result =
+      Train({"--steps", "9", "--save_dir", dir, "--resume"});
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_TRUE(absl::StrContains(result.err, "step-00000008 after step 8"))
+      << result.err;
 }
 
 // What a child process that trains says, until it has taken a step, and how it

@@ -1,6 +1,7 @@
 // onepass checkpoint verify: reads all of a checkpoint, and says what is
 // damaged.
 
+#include <algorithm>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -54,12 +55,15 @@ class CheckpointVerifyCommand : public Command {
           << "\n";
     } else if (count == 0) {
       out << Printable(path_) << ": " << report.bytes
-          << " bytes of tensors, nothing is damaged\n";
+          << " bytes read, nothing is damaged\n";
     }
     if (count == 0) return absl::OkStatus();
-    damaged_ = true;
-    return absl::DataLossError(
-        absl::StrCat("\"", path_, "\" is damaged: ", Count(count, "problem")));
+    damaged_ = std::any_of(
+        report.problems.begin(), report.problems.end(),
+        [](const absl::Status& problem) { return absl::IsDataLoss(problem); });
+    return absl::DataLossError(absl::StrCat(
+        "\"", path_, "\" ", damaged_ ? "is damaged: " : "cannot be read: ",
+        Count(count, "problem")));
   }
 
   int failure_status() const override {

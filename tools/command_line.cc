@@ -9,6 +9,7 @@
 #include "CLI/Error.hpp"
 #include "CLI/Formatter.hpp"
 #include "CLI/Option.hpp"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,21 @@
 
 namespace onepass {
 namespace {
+
+// Errors quote names that come from files: without what a terminal would obey.
+std::string Visible(absl::string_view message) {
+  std::string text;
+  for (const char c : message) {
+    if (absl::ascii_iscntrl(c) && c != '\n') {
+      absl::StrAppend(
+          &text, "\\x",
+          absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
+    } else {
+      text.push_back(c);
+    }
+  }
+  return text;
+}
 
 constexpr char kProgram[] = "onepass";
 
@@ -295,7 +311,7 @@ int RunCommandLine(absl::Span<const CommandFactory> commands,
   }
   out.flush();
   if (!status.ok()) {
-    err << kProgram << " " << name << ": " << status.message() << "\n";
+    err << kProgram << " " << name << ": " << Visible(status.message()) << "\n";
     return (*command)->failure_status();
   }
   if (!out.good()) {

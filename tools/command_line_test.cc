@@ -71,7 +71,7 @@ class MirrorCommand : public Command {
     flags.Add("fail", &fail_, "Fails.");
   }
   absl::Status Run(std::ostream& out, std::ostream&) override {
-    if (fail_) return absl::InternalError("as asked");
+    if (fail_) return absl::InternalError("as\x1b[2J asked");
     out << second_ << " " << first_;
     return absl::OkStatus();
   }
@@ -137,7 +137,7 @@ TEST(CommandLineTest, ArgumentsComeInTheirOrderAmongFlags) {
   EXPECT_EQ(RunEcho({"mirror", "a", "b c"}).out, "b c a");
   const Result failed = RunEcho({"mirror", "a", "--fail", "b"});
   EXPECT_EQ(failed.status, 7);
-  EXPECT_EQ(failed.err, "onepass mirror: as asked\n");
+  EXPECT_EQ(failed.err, "onepass mirror: as\\x1b[2J asked\n");
   const Result help = RunEcho({"mirror", "--help"});
   EXPECT_EQ(help.status, kExitSuccess);
   for (const char* text : {"FIRST SECOND", "Said last.", "Said first."}) {

@@ -1,5 +1,12 @@
 #include "tools/progress_bar.h"
 
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -65,6 +72,63 @@ TEST_F(ProgressBarTest, NothingToDoAndNoTerminalShowNone) {
   now_ += 2;
   other.Update(1, 2);
   EXPECT_EQ(Written(), "");
+}
+
+// Another end of a terminal takes the place of the standard error.
+class TerminalTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    terminal_ = posix_openpt(O_RDWR | O_NOCTTY);
+    ASSERT_GE(terminal_, 0);
+    ASSERT_EQ(grantpt(terminal_), 0);
+    ASSERT_EQ(unlockpt(terminal_), 0);
+    const int end = open(ptsname(terminal_), O_RDWR | O_NOCTTY);
+    ASSERT_GE(end, 0);
+    standard_error_ = dup(STDERR_FILENO);
+    ASSERT_GE(dup2(end, STDERR_FILENO), 0);
+    close(end);
+  }
+  void TearDown() override {
+    PutBack();
+    if (terminal_ >= 0) close(terminal_);
+  }
+  void PutBack() {
+    if (standard_error_ < 0) return;
+    dup2(standard_error_, STDERR_FILENO);
+    close(standard_error_);
+    standard_error_ = -1;
+  }
+
+  int terminal_ = -1;
+  int standard_error_ = -1;
+};
+
+TEST_F(TerminalTest, OnlyATerminalShowsIt) {
+  double now = 0;
+  {
+    ProgressBar bar(std::cerr, [&now] { return now; });
+    now = 2;
+    bar.Update(1, 2);
+  }
+  char shown[200] = {};
+  ASSERT_GT(read(terminal_, shown, sizeof(shown) - 1), 0);
+  EXPECT_NE(std::string(shown).find(" 50% of 0 MiB"), std::string::npos)
+      << shown;
+
+  // A file is none.
+  PutBack();
+  std::FILE* const file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  standard_error_ = dup(STDERR_FILENO);
+  ASSERT_GE(dup2(fileno(file), STDERR_FILENO), 0);
+  {
+    ProgressBar bar(std::cerr, [&now] { return now; });
+    now = 4;
+    bar.Update(1, 2);
+  }
+  EXPECT_EQ(lseek(STDERR_FILENO, 0, SEEK_END), 0);
+  PutBack();
+  std::fclose(file);
 }
 
 }  // namespace

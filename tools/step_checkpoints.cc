@@ -6,11 +6,10 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "checkpoint/file_error.h"
 #include "checkpoint/files.h"
 #include "checkpoint/publish.h"
 #include "dispatch/return_if_error.h"
@@ -48,14 +47,12 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindStepCheckpoints(
         [&name](const FoundCheckpoint& other) { return other.name == name; });
   };
   for (const std::string& name : names) {
-    if (!absl::StartsWith(name, kStepPrefix) || IsPartialName(name) ||
-        is_found(name)) {
-      continue;
-    }
+    if (!IsStepName(name) || is_found(name)) continue;
     FoundCheckpoint lost;
     lost.name = name;
     lost.path = JoinPath(parent, name);
-    lost.status = InputFile::Open(JoinPath(lost.path, kManifestName)).status();
+    lost.status =
+        AsDamage(InputFile::Open(JoinPath(lost.path, kManifestName)).status());
     // What is gone now was removed meanwhile.
     std::error_code none;
     if (lost.status.ok() ||
@@ -63,10 +60,6 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindStepCheckpoints(
       continue;
     }
     found.push_back(std::move(lost));
-  }
-  for (FoundCheckpoint& checkpoint : found) {
-    if (checkpoint.status.ok()) continue;
-    checkpoint.status = absl::DataLossError(checkpoint.status.message());
   }
   return found;
 }

@@ -21,10 +21,8 @@ inline constexpr char kStepPrefix[] = "step-";
 // where there was another one of that step.
 bool IsStepName(absl::string_view name);
 
-// As FindCheckpoints(), and last, as damaged, each directory "step-*" that is
-// not partial and has no manifest, or none that can be read: what was a
-// checkpoint is not passed over in silence. The status of what cannot be read
-// is DataLoss.
+// As FindCheckpoints(), and last each directory IsStepName() that has no
+// manifest: what was a checkpoint is damaged, and not passed over in silence.
 absl::StatusOr<std::vector<FoundCheckpoint>> FindStepCheckpoints(
     absl::string_view parent);
 

@@ -4,7 +4,7 @@
 //   RETURN_IF_ERROR(trainer->SetTrace(file->spans()));
 //   for (...) {
 //     RETURN_IF_ERROR(trainer->Step());
-//     file->EndStep();
+//     file->EndStep(trainer->steps());
 //     if (...) RETURN_IF_ERROR(file->Write());
 //   }
 //   RETURN_IF_ERROR(file->End());
@@ -38,10 +38,12 @@ class TraceFile {
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
+  // The step before the first, where that is not 0.
+  void set_step(int64_t step) { step_ = step; }
   // Where steps append to.
   StepTrace* spans() { return &spans_; }
-  // What was appended since the last call was a step, the first of them 1.
-  void EndStep();
+  // What was appended since the last call was this step.
+  void EndStep(int64_t step);
   // Writes the steps that have ended, of all ranks.
   absl::Status Write();
   absl::Status End();
@@ -57,7 +59,7 @@ class TraceFile {
   const std::string path_;
   const std::unique_ptr<Communicator> communicator_;
   StepTrace spans_;
-  int64_t steps_ = 0;
+  int64_t step_ = 0;    // the last that ended
   std::string events_;  // that are not in the file yet
   bool begun_ = false;  // the file, by all ranks
   bool ended_ = false;

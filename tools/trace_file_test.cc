@@ -37,10 +37,13 @@ Steps StepsOf(const std::string& text) {
   return steps;
 }
 
+// Of a run that was resumed after this step.
+constexpr int kBefore = 7;
+
 Steps AllOnce(int steps) {
   Steps all;
   for (int rank = 0; rank < kRanks; ++rank) {
-    for (int step = 1; step <= steps; ++step) all[{rank, step}] = 1;
+    for (int step = 1; step <= steps; ++step) all[{rank, kBefore + step}] = 1;
   }
   return all;
 }
@@ -66,7 +69,7 @@ TEST_F(TraceFileTest, HasAllStepsOfAllRanks) {
         if (!file.ok()) return file.status();
         for (int step = 1; step <= 5; ++step) {
           AddSpan(**file);
-          (*file)->EndStep();
+          (*file)->EndStep(kBefore + step);
           if (step % 2 == 0) {
             EXPECT_TRUE((*file)->Write().ok());
           }
@@ -82,10 +85,11 @@ TEST_F(TraceFileTest, HasTheStepsBeforeAnError) {
       RunThreadRanks(kRanks, [&](Communicator& communicator) {
         auto file = TraceFile::Create(path_, communicator);
         if (!file.ok()) return file.status();
+        (*file)->set_step(kBefore);
         for (int step = 1; step <= 4; ++step) {
           AddSpan(**file);
           // The last one's end is not known.
-          if (step < 4) (*file)->EndStep();
+          if (step < 4) (*file)->EndStep(kBefore + step);
           if (step == 2) {
             EXPECT_TRUE((*file)->Write().ok());
           }

@@ -37,7 +37,7 @@ absl::Status Annotate(const absl::Status& status, absl::string_view before,
 // Where the manifest does not say it, the name does. What says nothing is taken
 // for the newest: nobody resumes from an older one unasked.
 int64_t StepOf(const FoundCheckpoint& checkpoint) {
-  if (checkpoint.status.ok()) return checkpoint.step;
+  if (checkpoint.step >= 0) return checkpoint.step;
   absl::string_view digits = checkpoint.name;
   int64_t step;
   if (absl::ConsumePrefix(&digits, kStepPrefix) &&
@@ -141,7 +141,8 @@ absl::StatusOr<std::string> TrainCheckpoints::Choose(
   if (!options_.resume_from_previous) {
     const FoundCheckpoint& newest = checkpoints.front();
     if (newest.status.ok()) return newest.path;
-    return Annotate(newest.status, "--resume: ", kPreviousHelps);
+    return Annotate(newest.status, "--resume: ",
+                    absl::IsDataLoss(newest.status) ? kPreviousHelps : "");
   }
   VerifyOptions options;
   options.buffer_bytes = std::min(options.buffer_bytes, options_.budget_bytes);
@@ -160,6 +161,9 @@ absl::StatusOr<std::string> TrainCheckpoints::Choose(
       }
       return checkpoint.path;
     }
+    // It may be whole: nobody goes back for that.
+    if (!absl::IsDataLoss(problem)) return Annotate(problem, "--resume: ");
+    damaged_.insert(checkpoint.name);
     remarks_.push_back(absl::StrCat("the checkpoint ", checkpoint.path,
                                     " is damaged: ", problem.message()));
   }
@@ -177,7 +181,9 @@ absl::Status TrainCheckpoints::Resume(Trainer& trainer) {
   }
   if (!status.ok()) {
     return Annotate(status, absl::StrCat("--resume from ", found_, ": "),
-                    absl::IsDataLoss(status) ? kPreviousHelps : "");
+                    absl::IsDataLoss(status) && !options_.resume_from_previous
+                        ? kPreviousHelps
+                        : "");
   }
   std::error_code none;
   if (saves() && fs::equivalent(options_.save_dir, load_dir(), none)) {
@@ -256,7 +262,10 @@ absl::Status TrainCheckpoints::RemoveOld(const std::string& saved) const {
   std::vector<std::string> old;
   int64_t whole = 0;
   for (const FoundCheckpoint& checkpoint : found) {
-    if (!checkpoint.status.ok() || ++whole <= options_.keep_last) continue;
+    if (!checkpoint.status.ok() || damaged_.count(checkpoint.name) > 0 ||
+        ++whole <= options_.keep_last) {
+      continue;
+    }
     old.push_back(checkpoint.name);
   }
   // The oldest first. One that stays keeps no other.

@@ -6,9 +6,10 @@
 //   ASSIGN_OR_RETURN(auto trainer, Trainer::Create(...));
 //   RETURN_IF_ERROR(checkpoints->Resume(*trainer));
 //   ...                                              // steps
-//   ASSIGN_OR_RETURN(std::vector<SavedStep> saved,
-//   checkpoints->Save(*trainer)); ASSIGN_OR_RETURN(saved,
-//   checkpoints->Finish());  // at the end
+//   std::vector<SavedStep> saved;
+//   ASSIGN_OR_RETURN(saved, checkpoints->Save(*trainer));
+//   ...                                              // at the end
+//   ASSIGN_OR_RETURN(saved, checkpoints->Finish());
 //
 // All functions but accessors are collective.
 
@@ -17,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,6 +129,8 @@ class TrainCheckpoints {
   std::string saving_;  // the name of that under way, or empty
   std::vector<std::string> remarks_;
   std::string found_;
+  // Names of those whose damage was found when the one to resume from was.
+  std::set<std::string> damaged_;
   int64_t saved_step_ = -1;
 };
 

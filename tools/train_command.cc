@@ -461,6 +461,7 @@ class TrainCommand : public Command {
     };
     const int64_t every = std::max<int64_t>(options_.steps / kProgressLines, 1);
     const int64_t begin = trainer->steps();
+    if (trace != nullptr) trace->set_step(begin);
     int stopped = 0;  // by this signal
     bool fused = false;
     bool remarked = false;  // that it is not
@@ -471,7 +472,7 @@ class TrainCommand : public Command {
       ONEPASS_ASSIGN_OR_RETURN(step, trainer->Step());
       const int64_t i = trainer->steps();
       if (trace != nullptr) {
-        trace->EndStep();
+        trace->EndStep(i);
         if (i % traced_steps == 0) ONEPASS_RETURN_IF_ERROR(trace->Write());
       }
       const StepReport& report = step.report;

@@ -458,7 +458,8 @@ absl::Status Trainer::StartSave(AsyncSaver& saver, absl::string_view parent,
                                 absl::string_view name, MemoryBudget& budget) {
   absl::StatusOr<StateLease> lease =
       optimizer_->shards().LeaseStateBehindFences();
-  ONEPASS_RETURN_IF_ERROR(lease.status());
+  // Where one rank starts no save, the others would wait for it in theirs.
+  ONEPASS_RETURN_IF_ERROR(Agree(*communicator_, lease.status()));
   SaveOptions options;
   options.budget = &budget;
   return saver.Start(parent, name, *std::move(lease), Meta(), options);
@@ -514,6 +515,11 @@ absl::Status Trainer::Restore(Communicator& communicator,
   RestoreOptions options;
   options.groups = optimizer_->StateGroups();
   options.budget = &budget;
+  options.check = [this](const CheckpointMeta& saved) {
+    return saved.loss_scale.has_value()
+               ? optimizer_->shards().CheckLossScaleState(*saved.loss_scale)
+               : absl::OkStatus();
+  };
   CheckpointMeta meta;
   ONEPASS_ASSIGN_OR_RETURN(meta,
                            RestoreCheckpoint(runtime_, communicator, checkpoint,
@@ -526,6 +532,11 @@ absl::Status Trainer::Restore(Communicator& communicator,
   steps_ = meta.step;
   drawn_ = position->drawn;
   differences_ = Differences(Position(), *position);
+  if (checkpoint.manifest().world() != communicator.size()) {
+    differences_.push_back(absl::StrCat("the number of ranks is ",
+                                        communicator.size(), ", and was ",
+                                        checkpoint.manifest().world()));
+  }
   random_ = FirstRandom(options_.seed);
   random_.Skip(drawn_);
   return absl::OkStatus();
