@@ -105,7 +105,7 @@ class ContentsTest : public testing::Test {
 
 TEST_F(ContentsTest, HowStateIsCutIsNoDifference) {
   SaveFlat(model_, "a", 3, model_.Meta(5));
-  SaveFakeState(model_, RowBoxes(model_, 4, random_), directory_.path(), "b",
+  SaveFakeState(model_, GridBoxes(model_, 4, random_), directory_.path(), "b",
                 model_.Meta(5));
   // Of another order.
   CheckpointMeta meta = model_.Meta(5);
@@ -160,8 +160,8 @@ TEST_F(ContentsTest, DifferingElementsAreCounted) {
   a.Set(7, 0, 1.0f);
   b.Set(7, 0, INFINITY);
   SaveFlat(a.model(), "a", 2, model_.Meta(5));
-  SaveFakeState(b.model(), RowBoxes(model_, 3, random_), directory_.path(), "b",
-                model_.Meta(5));
+  SaveFakeState(b.model(), GridBoxes(model_, 3, random_), directory_.path(),
+                "b", model_.Meta(5));
   const CompareReport report = Compare("a", "b");
   EXPECT_TRUE(report.others.empty());
   const struct {
@@ -455,7 +455,7 @@ class ConsolidateTest : public ContentsTest {
 };
 
 TEST_F(ConsolidateTest, StoredTypesStayWithScalesBeside) {
-  SaveFakeState(model_, RowBoxes(model_, 3, random_), directory_.path(), "c",
+  SaveFakeState(model_, GridBoxes(model_, 3, random_), directory_.path(), "c",
                 model_.Meta(5));
   const auto report = Consolidate("c", ConsolidatedForm::kStored);
   ASSERT_TRUE(report.ok()) << report.status();

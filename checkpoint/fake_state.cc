@@ -100,28 +100,46 @@ FakeBoxes FlatBoxes(const FakeModel& model, int world, std::mt19937& random) {
   return boxes;
 }
 
-FakeBoxes RowBoxes(const FakeModel& model, int world, std::mt19937& random) {
+FakeBoxes GridBoxes(const FakeModel& model, int world, std::mt19937& random) {
   FakeBoxes boxes = FlatBoxes(model, world, random);
-  size_t d = 0;
-  std::vector<int64_t> cuts;
+  std::vector<int64_t> parts;  // of each dimension
+  std::vector<std::vector<int64_t>> cuts;
   std::string parameter;
   for (size_t i = 0; i < model.tensors().size(); ++i) {
     const FakeTensor& tensor = model.tensors()[i];
-    if (tensor.shape.size() < 2 || IsScaled(tensor.type)) continue;
+    const size_t dimensions = tensor.shape.size();
+    if (dimensions < 2 || IsScaled(tensor.type)) continue;
     if (tensor.parameter != parameter) {
       parameter = tensor.parameter;
-      d = random() % tensor.shape.size();
-      cuts = {0, tensor.shape[d]};
-      for (int rank = 1; rank < world; ++rank) {
-        cuts.push_back(static_cast<int64_t>(random() % (tensor.shape[d] + 1)));
+      parts.assign(dimensions, 1);
+      // The factors of the number of ranks, each to some dimension.
+      int64_t rest = world;
+      for (int64_t factor = 2; rest > 1; ++factor) {
+        for (; rest % factor == 0; rest /= factor) {
+          parts[random() % dimensions] *= factor;
+        }
       }
-      std::sort(cuts.begin(), cuts.end());
+      cuts.clear();
+      for (size_t d = 0; d < dimensions; ++d) {
+        std::vector<int64_t>& of_one = cuts.emplace_back();
+        of_one = {0, tensor.shape[d]};
+        for (int64_t part = 1; part < parts[d]; ++part) {
+          of_one.push_back(
+              static_cast<int64_t>(random() % (tensor.shape[d] + 1)));
+        }
+        std::sort(of_one.begin(), of_one.end());
+      }
     }
     for (int rank = 0; rank < world; ++rank) {
-      Box box = Whole(tensor);
-      box.offset[d] = cuts[rank];
-      box.extent[d] = cuts[rank + 1] - cuts[rank];
-      boxes[rank][i] = box;
+      Box& box = boxes[rank][i];
+      box = Whole(tensor);
+      int64_t place = rank;
+      for (size_t d = 0; d < dimensions; ++d) {
+        const int64_t part = place % parts[d];
+        place /= parts[d];
+        box.offset[d] = cuts[d][part];
+        box.extent[d] = cuts[d][part + 1] - cuts[d][part];
+      }
     }
   }
   return boxes;

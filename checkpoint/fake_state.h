@@ -59,9 +59,9 @@ using FakeBoxes = std::vector<std::vector<Box>>;
 // Ranges of elements, cut at random multiples of a leaf; some are empty. The
 // tensors of one parameter are cut alike.
 FakeBoxes FlatBoxes(const FakeModel& model, int world, std::mt19937& random);
-// Parts of one dimension of what has two and is not scaled: rows,
-// or columns.
-FakeBoxes RowBoxes(const FakeModel& model, int world, std::mt19937& random);
+// The same, but of what has two dimensions and is not scaled the boxes of a
+// grid: random parts of some dimensions.
+FakeBoxes GridBoxes(const FakeModel& model, int world, std::mt19937& random);
 
 // What one rank has.
 class FakeState {

@@ -3,7 +3,8 @@
 // allocate for them from here, and gives it back when that is freed. So the
 // peak does not depend on how large tensors are. Not counted: what there is of
 // each tensor besides its elements, as its name, its entry in headers and
-// indexes, and the checksums of its chunks, some hundred bytes a tensor.
+// indexes, and the checksums of its chunks: some hundred bytes for what each
+// rank has of it, of all ranks where they come together, as on rank 0.
 //
 //   ASSIGN_OR_RETURN(auto budget, MemoryBudget::Create({device, host}));
 //   ASSIGN_OR_RETURN(MemoryBudget::Share share, budget->Take({chunk, chunk}));

@@ -130,8 +130,13 @@ class Saver {
   // `files` may be null: there are none.
   absl::StatusOr<std::string> WriteIndex(checkpoint::Index index,
                                          const StateFiles* files);
-  // On rank 0, from what each rank said of its index.
-  absl::Status WriteManifest(const std::vector<std::string>& entries);
+  // RankParameters of all ranks, or of this one where they are all the same.
+  absl::StatusOr<std::vector<std::string>> ExchangeParameters(
+      const std::vector<std::string>& entries);
+  std::string Parameters() const;
+  // On rank 0, from what each rank said of its index and its parameters.
+  absl::Status WriteManifest(const std::vector<std::string>& entries,
+                             const std::vector<std::string>& parameters);
   absl::Status CheckWhole(const checkpoint::Manifest& manifest) const;
   absl::Status Publish();
   // What all ranks have to have alike.
@@ -198,8 +203,15 @@ absl::StatusOr<SaveReport> Saver::Run(const StateLease& lease) {
     // Rank 0 may have heard of all.
     return root() || !entry.ok() ? entries.status() : Unknown(entries.status());
   }
-  const absl::Status published =
-      root() ? WriteManifest(*entries) : absl::OkStatus();
+  absl::StatusOr<std::vector<std::string>> parameters =
+      ExchangeParameters(*entries);
+  if (!parameters.ok() && !IsAgreed(parameters.status())) {
+    return root() ? parameters.status() : Unknown(parameters.status());
+  }
+  absl::Status published = parameters.status();
+  if (root() && published.ok()) {
+    published = WriteManifest(*entries, *parameters);
+  }
   status = Agree(communicator_, published);
   if (!status.ok()) {
     if (IsAgreed(status)) {
@@ -397,13 +409,34 @@ absl::StatusOr<std::string> Saver::WriteIndex(checkpoint::Index index,
     file.set_name(stored.name());
     file.set_length(stored.length());
   }
+  entry.set_parameters_checksum(Checksum(Parameters()));
+  return entry.SerializeAsString();
+}
+
+std::string Saver::Parameters() const {
+  checkpoint::RankParameters parameters;
   for (const StateGroup& group : meta_.groups) {
-    checkpoint::Names& names = *entry.add_groups();
+    auto& names = *parameters.add_groups();
     for (const std::string& parameter : group.parameters) {
       names.add_names(parameter);
     }
   }
-  return entry.SerializeAsString();
+  return parameters.SerializeAsString();
+}
+
+absl::StatusOr<std::vector<std::string>> Saver::ExchangeParameters(
+    const std::vector<std::string>& entries) {
+  const std::string mine = Parameters();
+  const uint64_t checksum = Checksum(mine);
+  // All ranks see the same, and go the same way.
+  const bool same =
+      std::all_of(entries.begin(), entries.end(), [&](const std::string& text) {
+        checkpoint::RankEntry entry;
+        return entry.ParseFromString(text) &&
+               entry.parameters_checksum() == checksum;
+      });
+  if (same) return std::vector<std::string>{mine};
+  return ExchangeOrFail(communicator_, mine);
 }
 
 // Nothing is published that could not be opened.
@@ -426,7 +459,8 @@ absl::Status Saver::CheckWhole(const checkpoint::Manifest& manifest) const {
   return absl::OkStatus();
 }
 
-absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
+absl::Status Saver::WriteManifest(const std::vector<std::string>& entries,
+                                  const std::vector<std::string>& parameters) {
   checkpoint::Manifest manifest;
   FillManifest(meta_, options_.layout, manifest);
   manifest.set_world(communicator_.size());
@@ -448,8 +482,15 @@ absl::Status Saver::WriteManifest(const std::vector<std::string>& entries) {
           ExpectFile(JoinPath(partial_.path, file.name()), file.length()));
       *manifest.add_files() = file;
     }
-    for (int g = 0; g < entry.groups_size(); ++g) {
-      for (const std::string& name : entry.groups(g).names()) {
+  }
+  for (const std::string& text : parameters) {
+    checkpoint::RankParameters groups;
+    if (!groups.ParseFromString(text)) {
+      return absl::InternalError(
+          "what a rank says of its groups is no message");
+    }
+    for (int g = 0; g < groups.groups_size(); ++g) {
+      for (const std::string& name : groups.groups(g).names()) {
         if (!names[g].insert(name).second) continue;
         manifest.mutable_groups(g)->add_parameters(name);
       }

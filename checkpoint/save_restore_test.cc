@@ -166,13 +166,13 @@ TEST_F(SaveRestoreTest, AnyNumberOfRanksToAnyOther) {
   const int stride = LongTestStride() == 1 ? 1 : 4;
   for (int from = 1; from <= 8; from += stride) {
     const std::string name = absl::StrCat("from-", from);
-    const FakeBoxes boxes = from % 2 == 0 ? RowBoxes(model_, from, random_)
+    const FakeBoxes boxes = from % 2 == 0 ? GridBoxes(model_, from, random_)
                                           : FlatBoxes(model_, from, random_);
     SaveOk(name, boxes, 5);
     // From each number to three others, in all to each.
     for (const int to : {from % 8 + 1, (from + 3) % 8 + 1, 9 - from}) {
       SCOPED_TRACE(absl::StrCat(from, " to ", to));
-      const FakeBoxes wanted = to % 3 == 0 ? RowBoxes(model_, to, random_)
+      const FakeBoxes wanted = to % 3 == 0 ? GridBoxes(model_, to, random_)
                                            : FlatBoxes(model_, to, random_);
       // That the checkpoint is of another step than the trainer is no matter.
       for (const absl::Status& status :
@@ -190,6 +190,85 @@ TEST_F(SaveRestoreTest, AnyNumberOfRanksToAnyOther) {
       EXPECT_EQ(meta_.groups[1].step, 6);
       EXPECT_EQ(meta_.groups[0].lr, meta.groups[0].lr);
     }
+  }
+}
+
+// The same target with its tensors in the opposite order.
+StateRestore Reversed(StateRestore target) {
+  std::vector<StateTarget> targets;
+  for (auto end = target.targets().end(); end != target.targets().begin();) {
+    auto begin = std::prev(end);
+    while (begin != target.targets().begin() &&
+           std::prev(begin)->name == begin->name) {
+      --begin;
+    }
+    targets.insert(targets.end(), begin, end);
+    end = begin;
+  }
+  const auto shared = std::make_shared<StateRestore>(std::move(target));
+  StateRestore::Owner owner;
+  owner.commit = [shared] {
+    shared->BeginWriting();
+    return shared->Commit();
+  };
+  owner.end = [shared](bool, bool committed) {
+    if (!committed) shared->Abandon();
+  };
+  return StateRestore(std::move(targets), std::move(owner));
+}
+
+// Random shapes, types, cuts and numbers of ranks, parameters in any order.
+TEST_F(SaveRestoreTest, AnyShapesAndBoxes) {
+  constexpr StateType kTypes[] = {
+      StateType::kFloat32, StateType::kBFloat16, StateType::kFloat16,
+      StateType::kScaledFloat16, StateType::kScaledFloat8E4M3};
+  constexpr MemoryBudget::Bytes kBudget = {64 << 10, 64 << 10};
+  const auto below = [&](int end) { return static_cast<int>(random_() % end); };
+  const int rounds = LongTestStride() == 1 ? 60 : 4;
+  for (int round = 0; round < rounds; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<FakeTensor> tensors;
+    for (int i = below(4) + 1; i > 0; --i) {
+      FakeTensor& tensor = tensors.emplace_back();
+      tensor.parameter = absl::StrCat("p", i);
+      tensor.type = kTypes[below(5)];
+      for (int d = below(5); d > 0; --d) tensor.shape.push_back(below(8));
+      // Of several leaves.
+      if (!tensor.shape.empty())
+        tensor.shape[below(tensor.shape.size())] *= 137;
+    }
+    const FakeModel model(tensors, round);
+    const int from = below(8) + 1;
+    const int to = below(8) + 1;
+    SCOPED_TRACE(absl::StrCat(from, " to ", to));
+    const std::string name = absl::StrCat("any-", round);
+    SaveFakeState(model, GridBoxes(model, from, random_), directory_.path(),
+                  name, model.Meta(5));
+    const FakeBoxes boxes = GridBoxes(model, to, random_);
+    RunRanks(World(to), [&](Rank& rank) {
+      FakeState state(model, boxes[rank.rank()], rank.runtime(),
+                      rank.rank() % 2 == 0);
+      auto checkpoint = Checkpoint::Open(path(name));
+      ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+      const auto budget = MemoryBudget::Create(kBudget);
+      RestoreOptions options = Wanted(model);
+      options.budget = budget->get();
+      const auto meta = RestoreCheckpoint(
+          rank.runtime(), *rank.communicator, *checkpoint,
+          round % 2 == 0 ? state.Restore() : Reversed(state.Restore()),
+          options);
+      ASSERT_TRUE(meta.ok()) << meta.status();
+      EXPECT_TRUE(state.committed());
+      state.ExpectFilled();
+      EXPECT_LE((*budget)->peak().host, kBudget.host);
+      // Nothing is read twice.
+      int64_t all = 0;
+      for (const auto& [tensor, saved] : checkpoint->tensors()) {
+        all += saved.bytes();
+      }
+      EXPECT_LE(checkpoint->bytes_read(), all);
+    });
+    fs::remove_all(path(name));
   }
 }
 
@@ -408,7 +487,7 @@ TEST_F(SaveRestoreTest, FullIsWholeTensorsOfRankZero) {
   for (const int world : {1, 3, 4}) {
     SCOPED_TRACE(world);
     const std::string name = absl::StrCat("full-", world);
-    const FakeBoxes boxes = world == 3 ? RowBoxes(model_, world, random_)
+    const FakeBoxes boxes = world == 3 ? GridBoxes(model_, world, random_)
                                        : FlatBoxes(model_, world, random_);
     const auto results =
         Save(name, boxes, model_.Meta(5),
@@ -596,8 +675,17 @@ TEST_F(SaveRestoreTest, AFailureWhileGatheringIsThatOfAll) {
 
 // --- Damage ---
 
+// Of a safetensors file.
+size_t HeaderBytes(const std::string& file) {
+  const auto length =
+      SafetensorsHeaderLength(file.substr(0, kSafetensorsLengthBytes),
+                              static_cast<int64_t>(file.size()));
+  EXPECT_TRUE(length.ok()) << length.status();
+  return static_cast<size_t>(kSafetensorsLengthBytes + *length);
+}
+
 TEST_F(SaveRestoreTest, DamageIsFoundAndNamed) {
-  const FakeBoxes boxes = RowBoxes(model_, 2, random_);
+  const FakeBoxes boxes = GridBoxes(model_, 2, random_);
   SaveOk("c", boxes, 5);
   const auto problems = [&] {
     VerifyOptions options;
@@ -618,20 +706,33 @@ TEST_F(SaveRestoreTest, DamageIsFoundAndNamed) {
   }
   std::sort(names.begin(), names.end());
   const RestoreOptions wanted = Wanted(model_);
-  const int flips = LongTestStride() == 1 ? 40 : 4;
+  const int flips = LongTestStride() == 1 ? 40 : 2;
+  // Loading all of it finds it, too.
+  const auto expect_refused = [&](const std::string& name) {
+    for (const absl::Status& status :
+         Restore("c", model_, FlatBoxes(model_, 1, random_), wanted)) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), name)) << status;
+    }
+  };
   for (const std::string& name : names) {
     SCOPED_TRACE(name);
     const std::string file = path("c/" + name);
     const std::string good = ReadAll(file);
     for (int i = 0; i < flips; ++i) {
       std::string bad = good;
-      bad[random_() % bad.size()] ^= static_cast<char>(1 << random_() % 8);
+      const size_t at = random_() % bad.size();
+      bad[at] ^= static_cast<char>(1 << random_() % 8);
       WriteAll(file, bad);
       EXPECT_TRUE(absl::StrContains(problems(), name));
+      // It reads no headers of data: the index says where that is.
+      const bool data = absl::EndsWith(name, ".safetensors");
+      if (!data || at >= HeaderBytes(good)) expect_refused(name);
     }
     for (const size_t size : {size_t{0}, good.size() / 2, good.size() - 1}) {
       WriteAll(file, good.substr(0, size));
       EXPECT_TRUE(absl::StrContains(problems(), name));
+      expect_refused(name);
     }
     WriteAll(file, good + "x");
     EXPECT_TRUE(absl::StrContains(problems(), name));
@@ -641,10 +742,7 @@ TEST_F(SaveRestoreTest, DamageIsFoundAndNamed) {
     } else {
       EXPECT_TRUE(absl::StrContains(problems(), name));
     }
-    for (const absl::Status& status :
-         Restore("c", model_, FlatBoxes(model_, 1, random_), wanted)) {
-      EXPECT_FALSE(status.ok());
-    }
+    expect_refused(name);
     WriteAll(file, good);
   }
   ASSERT_EQ(problems(), "");
@@ -654,7 +752,7 @@ TEST_F(SaveRestoreTest, DamageIsFoundAndNamed) {
 }
 
 TEST_F(SaveRestoreTest, AllThatIsDamagedIsNamed) {
-  SaveOk("c", RowBoxes(model_, 4, random_), 5);
+  SaveOk("c", GridBoxes(model_, 4, random_), 5);
   const std::vector<std::string> damaged = {
       "rank-00000-of-00004.index", "rank-00001-of-00004-32bit.safetensors",
       "rank-00003-of-00004.index"};
@@ -697,6 +795,29 @@ TEST_F(SaveRestoreTest, DamagedDataIsNotRestored) {
     }
     WriteAll(file.path, good);
   }
+}
+
+// Ranks need not have them in one order, nor all of them.
+TEST_F(SaveRestoreTest, ParametersOfGroupsAreThoseOfAllRanks) {
+  const FakeBoxes boxes = FlatBoxes(model_, 3, random_);
+  const auto more = [](int rank) { return absl::StrCat("more", rank); };
+  RunRanks(World(3), [&](Rank& rank) {
+    FakeState state(model_, boxes[rank.rank()], rank.runtime(), false);
+    state.Fill();
+    CheckpointMeta meta = model_.Meta(5);
+    std::vector<std::string>& names = meta.groups[1].parameters;
+    if (rank.rank() == 1) std::reverse(names.begin(), names.end());
+    names.push_back(more(rank.rank()));
+    const auto report =
+        SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                       "c", state.Lease(), meta, SmallChunks());
+    ASSERT_TRUE(report.ok()) << report.status();
+  });
+  const auto checkpoint = Checkpoint::Open(path("c"));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  std::vector<std::string> expected = model_.Meta(5).groups[1].parameters;
+  for (int rank = 0; rank < 3; ++rank) expected.push_back(more(rank));
+  EXPECT_EQ(checkpoint->meta().groups[1].parameters, expected);
 }
 
 // --- Other trainers ---
@@ -915,8 +1036,6 @@ TEST_F(SaveRestoreTest, CastRoundsToTheTypesOfTheTrainer) {
 
 TEST_F(SaveRestoreTest, ReorderedParametersAndAnotherLrAreTaken) {
   SaveOk("c", FlatBoxes(model_, 2, random_), 5);
-  std::vector<FakeTensor> tensors = model_.tensors();
-  // The bits of a tensor follow from its place in the model.
   RestoreOptions options = Wanted(model_);
   for (StateGroup& group : options.groups) {
     std::reverse(group.parameters.begin(), group.parameters.end());
@@ -945,6 +1064,37 @@ TEST_F(SaveRestoreTest, AFailureOfOneRankIsThatOfAll) {
         << status;
   }
   EXPECT_TRUE(fs::is_empty(directory_.path()));
+}
+
+// Which has begun to write by then.
+TEST_F(SaveRestoreTest, AFailureToReadOnOneRankIsThatOfAll) {
+  const FakeBoxes boxes = FlatBoxes(model_, 4, random_);
+  for (const bool full : {false, true}) {
+    SCOPED_TRACE(full);
+    std::vector<absl::Status> results(4);
+    RunRanks(World(4), [&](Rank& rank) {
+      FakeState state(model_, boxes[rank.rank()], rank.runtime(), false);
+      state.Fill();
+      const auto fences = std::make_shared<StateFences>(1);
+      if (rank.rank() == 2) {
+        fences->Cancel(absl::DataLossError("a page is gone"));
+      }
+      const StateLease plain = state.Lease();
+      const StateLease lease(plain.views(), nullptr, fences);
+      SaveOptions options = SmallChunks();
+      options.full = full;
+      results[rank.rank()] =
+          SaveCheckpoint(rank.runtime(), *rank.communicator, directory_.path(),
+                         "c", lease, model_.Meta(5), options)
+              .status();
+    });
+    for (const absl::Status& status : results) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "rank 2: a page is gone"))
+          << status;
+    }
+    EXPECT_TRUE(fs::is_empty(directory_.path()));
+  }
 }
 
 TEST_F(SaveRestoreTest, FencesThatDoNotFitAreRefused) {

@@ -73,7 +73,7 @@ void WriteAll(const std::string& directory) {
   std::mt19937 random(5);
   SaveFakeState(model, FlatBoxes(model, 3, random), directory, "flat",
                 model.Meta(5));
-  SaveFakeState(model, RowBoxes(model, 4, random), directory, "rows",
+  SaveFakeState(model, GridBoxes(model, 4, random), directory, "rows",
                 model.Meta(5));
   SaveOptions options = SmallChunks();
   options.form = ExportForm::kUnscaled;
@@ -81,7 +81,7 @@ void WriteAll(const std::string& directory) {
                 model.Meta(5), options);
   options = SmallChunks();
   options.full = true;
-  SaveFakeState(model, RowBoxes(model, 3, random), directory, "full",
+  SaveFakeState(model, GridBoxes(model, 3, random), directory, "full",
                 model.Meta(5), options);
   Consolidate(directory, "stored", ConsolidatedForm::kStored);
   Consolidate(directory, "values", ConsolidatedForm::kFloat32);

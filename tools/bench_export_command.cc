@@ -102,6 +102,7 @@ class BenchExportCommand : public Command {
                 {"ratios", ratios},
                 {"spreads", spreads},
                 {"extra_rss_bytes", report.extra_rss_bytes},
+                {"small_extra_rss_bytes", report.small_extra_rss_bytes},
                 {"budget_bytes", report.budget_bytes},
                 {"gb_per_s", report.gb_per_s}}
                .dump()
@@ -132,12 +133,17 @@ class BenchExportCommand : public Command {
     const double most =
         kMostOverBudget * static_cast<double>(report.budget_bytes) +
         static_cast<double>(kMoreBytes);
+    const auto reached = [most](int64_t bytes) {
+      return static_cast<double>(bytes) <= most ? "reached" : "MISSED";
+    };
     out << absl::StreamFormat(
-        "\nextra resident memory %s, of buffers of %s: <= %s %s\n",
-        FormatBytes(report.extra_rss_bytes), FormatBytes(report.budget_bytes),
+        "\nextra resident memory, of buffers of %s, <= %s: one tensor %s %s, "
+        "small tensors %s %s\n",
+        FormatBytes(report.budget_bytes),
         FormatBytes(static_cast<int64_t>(most)),
-        static_cast<double>(report.extra_rss_bytes) <= most ? "reached"
-                                                            : "MISSED");
+        FormatBytes(report.extra_rss_bytes), reached(report.extra_rss_bytes),
+        FormatBytes(report.small_extra_rss_bytes),
+        reached(report.small_extra_rss_bytes));
   }
 
   ExportBenchOptions options_;

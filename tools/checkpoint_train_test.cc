@@ -205,8 +205,8 @@ TEST_F(CheckpointTrainTest, SavesAreReported) {
   std::vector<std::string> paths;
   for (const json& line : ParseLines(result.out)) {
     if (line.count("saved") == 0) continue;
-    EXPECT_EQ(Keys(line),
-              (std::set<std::string>{"saved", "step", "bytes", "seconds"}));
+    EXPECT_EQ(Keys(line), (std::set<std::string>{"saved", "step", "bytes",
+                                                 "direct", "seconds"}));
     const std::string path = line.at("saved").get<std::string>();
     paths.push_back(path);
     int64_t bytes = 0;

@@ -1,7 +1,8 @@
 // How far long work is, on a terminal.
 //
 //   ProgressBar bar(err);
-//   options.progress = [&](int64_t done, int64_t all) { bar.Update(done, all);
+//   options.progress = [&](int64_t done, int64_t all) {
+//     bar.Update(done, all);
 //   };
 //
 // Work of less than a second shows none; what is shown is gone when the bar

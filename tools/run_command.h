@@ -1,7 +1,8 @@
 // Runs a subcommand by itself, for a test.
 //
-//   const CommandResult result = RunCommand(&NewTrainCommand, {"--steps",
-//   "3"}); ASSERT_TRUE(result.status.ok()) << result.status;
+//   const CommandResult result =
+//       RunCommand(&NewTrainCommand, {"--steps", "3"});
+//   ASSERT_TRUE(result.status.ok()) << result.status;
 
 #ifndef ONEPASS_TOOLS_RUN_COMMAND_H_
 #define ONEPASS_TOOLS_RUN_COMMAND_H_

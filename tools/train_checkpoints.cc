@@ -94,21 +94,31 @@ absl::StatusOr<std::unique_ptr<TrainCheckpoints>> TrainCheckpoints::Create(
     checkpoints->saver_ = std::make_unique<AsyncSaver>(
         Runtime{kernel, device, *checkpoints->pool_}, std::move(own));
   }
+  // What rank 0 sees of directories is what is so, for all.
   absl::StatusOr<std::string> mine = std::string();
-  if (checkpoints->root()) mine = checkpoints->Find();
+  if (checkpoints->root()) {
+    mine = checkpoints->Find();
+    if (mine.ok()) {
+      mine->insert(0, 1, checkpoints->SavesWhereItLoads() ? '1' : '0');
+    }
+  }
   std::vector<std::string> all;
   ONEPASS_ASSIGN_OR_RETURN(all,
                            ExchangeOrFail(*checkpoints->communicator_, mine));
-  checkpoints->found_ = all[0];
+  checkpoints->same_directory_ = all[0][0] == '1';
+  checkpoints->found_ = all[0].substr(1);
   return checkpoints;
+}
+
+bool TrainCheckpoints::SavesWhereItLoads() const {
+  std::error_code none;
+  return saves() && fs::equivalent(options_.save_dir, load_dir(), none);
 }
 
 absl::StatusOr<std::string> TrainCheckpoints::Find() {
   if (saves()) {
     ONEPASS_RETURN_IF_ERROR(MakeDirectory(options_.save_dir));
-    std::error_code none;
-    if (!options_.resume ||
-        !fs::equivalent(options_.save_dir, load_dir(), none)) {
+    if (!options_.resume || !SavesWhereItLoads()) {
       std::vector<FoundCheckpoint> there;
       ONEPASS_ASSIGN_OR_RETURN(there, NewestFirst(options_.save_dir));
       if (!there.empty()) {
@@ -185,10 +195,7 @@ absl::Status TrainCheckpoints::Resume(Trainer& trainer) {
                         ? kPreviousHelps
                         : "");
   }
-  std::error_code none;
-  if (saves() && fs::equivalent(options_.save_dir, load_dir(), none)) {
-    saved_step_ = trainer.steps();
-  }
+  if (same_directory_) saved_step_ = trainer.steps();
   return absl::OkStatus();
 }
 

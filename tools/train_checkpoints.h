@@ -102,6 +102,7 @@ class TrainCheckpoints {
                    std::unique_ptr<Communicator> communicator)
       : options_(options), communicator_(std::move(communicator)) {}
 
+  bool SavesWhereItLoads() const;
   // On rank 0: the path to resume from, or nothing.
   absl::StatusOr<std::string> Find();
   absl::StatusOr<std::string> Choose(
@@ -129,6 +130,7 @@ class TrainCheckpoints {
   std::string saving_;  // the name of that under way, or empty
   std::vector<std::string> remarks_;
   std::string found_;
+  bool same_directory_ = false;  // that is loaded from and saved to
   // Names of those whose damage was found when the one to resume from was.
   std::set<std::string> damaged_;
   int64_t saved_step_ = -1;

@@ -347,15 +347,15 @@ class TrainCommand : public Command {
   static constexpr char kSharedFlags[] =
       "--steps, --batch, --micro_batches, --context, --embedding, --hidden, "
       "--layers, --lr, --clip, --seed, --precision, --save_dir, --save_every, "
-      "--async_save, --resume and --load_dir";
+      "--async_save, --resume, --load_dir and --trace";
   std::string SharedFlags() const {
     const LanguageModelOptions& model = options_.model;
     return absl::StrFormat(
-        "%d %d %d %d %d %d %d %a %a %d %s %s\n%d %d %d %s", options_.steps,
+        "%d %d %d %d %d %d %d %a %a %d %s %s\n%d %d %d %s\n%s", options_.steps,
         options_.batch, options_.micro_batches, model.context, model.embedding,
         model.hidden, model.layers, options_.lr, options_.clip, options_.seed,
         precision_, checkpoints_.save_dir, save_every_, checkpoints_.async,
-        checkpoints_.resume, checkpoints_.load_dir);
+        checkpoints_.resume, checkpoints_.load_dir, trace_);
   }
 
   // Checks everything that can be checked without allocating, and returns the
@@ -587,11 +587,13 @@ class TrainCommand : public Command {
       out << JsonText({{"saved", report.path},
                        {"step", step},
                        {"bytes", report.bytes},
+                       {"direct", report.direct},
                        {"seconds", report.seconds}})
           << "\n";
     } else {
-      out << absl::StreamFormat("saved %s: %d bytes in %.3f s\n", report.path,
-                                report.bytes, report.seconds);
+      out << absl::StreamFormat(
+          "saved %s: %d bytes in %.3f s%s\n", report.path, report.bytes,
+          report.seconds, report.direct ? "" : ", through the page cache");
     }
     out.flush();
   }

@@ -125,7 +125,8 @@ class ExportBench {
   std::vector<StateView> Views(int64_t numel) const;
   absl::Status Export(const StateTensors& tensors, bool checksum);
   absl::Status WriteDirect();
-  absl::Status MeasureMemory();
+  // Resident memory that an export takes, at most.
+  absl::StatusOr<int64_t> ExtraBytes(const StateTensors& tensors);
 
   Runtime runtime() const { return {kernel_, *device_, *pool_}; }
   int64_t bytes() const { return state_.bytes(); }
@@ -186,7 +187,6 @@ std::vector<StateView> ExportBench::Views(int64_t numel) const {
 }
 
 absl::Status ExportBench::Export(const StateTensors& tensors, bool checksum) {
-  directory_->Clear();
   StateFilesOptions options;
   options.directory = directory_->path();
   options.prefix = "bench";
@@ -204,7 +204,6 @@ absl::Status ExportBench::Export(const StateTensors& tensors, bool checksum) {
 }
 
 absl::Status ExportBench::WriteDirect() {
-  directory_->Clear();
   std::unique_ptr<OutputFile> file;
   ONEPASS_ASSIGN_OR_RETURN(
       file, OutputFile::Create(absl::StrCat(directory_->path(), "/direct")));
@@ -216,7 +215,8 @@ absl::Status ExportBench::WriteDirect() {
   return file->Close();
 }
 
-absl::Status ExportBench::MeasureMemory() {
+absl::StatusOr<int64_t> ExportBench::ExtraBytes(const StateTensors& tensors) {
+  directory_->Clear();
   // The highest is counted from here on.
   {
     std::ofstream clear("/proc/self/clear_refs");
@@ -229,29 +229,30 @@ absl::Status ExportBench::MeasureMemory() {
   int64_t before = 0;
   int64_t most = 0;
   ONEPASS_ASSIGN_OR_RETURN(before, StatusBytes("VmRSS"));
-  ONEPASS_RETURN_IF_ERROR(Export(*one_, /*checksum=*/true));
+  ONEPASS_RETURN_IF_ERROR(Export(tensors, /*checksum=*/true));
   ONEPASS_ASSIGN_OR_RETURN(most, StatusBytes("VmHWM"));
-  report_.extra_rss_bytes = std::max<int64_t>(0, most - before);
-  report_.budget_bytes = kBuffers * options_.chunk_bytes;
-  return absl::OkStatus();
+  return std::max<int64_t>(0, most - before);
 }
 
 absl::StatusOr<ExportReport> ExportBench::Run() {
   ONEPASS_RETURN_IF_ERROR(Prepare());
+  const auto clear = [this] { directory_->Clear(); };
+  const std::vector<Variant> variants = {
+      {"export", [this] { return Export(*one_, true); }, clear},
+      {"unchecked", [this] { return Export(*one_, false); }, clear},
+      {"direct", [this] { return WriteDirect(); }, clear},
+      {"small", [this] { return Export(*small_, true); }, clear}};
   Timings seconds;
-  ONEPASS_ASSIGN_OR_RETURN(
-      seconds, MeasureInterleaved(
-                   {{"export", [this] { return Export(*one_, true); }},
-                    {"unchecked", [this] { return Export(*one_, false); }},
-                    {"direct", [this] { return WriteDirect(); }},
-                    {"small", [this] { return Export(*small_, true); }}},
-                   options_.rounds));
+  ONEPASS_ASSIGN_OR_RETURN(seconds,
+                           MeasureInterleaved(variants, options_.rounds));
   report_.direct_over_export = RatioOf(seconds[2], seconds[0]);
   report_.checksum_over_none = RatioOf(seconds[0], seconds[1]);
   report_.small_over_one = RatioOf(seconds[3], seconds[0]);
   report_.gb_per_s =
       static_cast<double>(bytes()) / 1e9 / SpreadOf(seconds[0]).median;
-  ONEPASS_RETURN_IF_ERROR(MeasureMemory());
+  ONEPASS_ASSIGN_OR_RETURN(report_.extra_rss_bytes, ExtraBytes(*one_));
+  ONEPASS_ASSIGN_OR_RETURN(report_.small_extra_rss_bytes, ExtraBytes(*small_));
+  report_.budget_bytes = kBuffers * options_.chunk_bytes;
   return report_;
 }
 

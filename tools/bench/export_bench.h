@@ -13,7 +13,7 @@
 //                around the page cache where the filesystem has that
 //   small        as many bytes in tensors of 4 KiB
 //
-// Then once more an export, for the most memory that it takes.
+// Then once more an export of each, for the most memory that it takes.
 
 #ifndef ONEPASS_TOOLS_BENCH_EXPORT_BENCH_H_
 #define ONEPASS_TOOLS_BENCH_EXPORT_BENCH_H_
@@ -44,8 +44,10 @@ struct ExportReport {
   Spread small_over_one;
   double gb_per_s = 0;  // of the median export
   bool direct = false;  // whether writes went around the page cache
-  // Resident memory above that before, at most, and what its buffers take.
+  // Resident memory above that before, at most: of the one tensor, of the small
+  // ones, which have names and places besides; and what buffers take.
   int64_t extra_rss_bytes = 0;
+  int64_t small_extra_rss_bytes = 0;
   int64_t budget_bytes = 0;
 };
 

@@ -21,6 +21,7 @@ absl::Status NameError(const Variant& variant, const absl::Status& status) {
 // The seconds that a run takes.
 absl::StatusOr<double> Measure(const Variant& variant,
                                absl::FunctionRef<double()> now) {
+  if (variant.prepare != nullptr) variant.prepare();
   const double begin = now();
   const absl::Status run = variant.run();
   const double end = now();

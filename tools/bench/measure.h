@@ -4,10 +4,10 @@
 // of them, and none is always first, or has always the same one, with its
 // caches, before it.
 //
-//   ASSIGN_OR_RETURN(Timings seconds,
-//                    MeasureInterleaved({{"fused", RunFused}, {"apart",
-//                    RunApart}},
-//                                       /*rounds=*/20));
+//   const std::vector<Variant> variants = {{"fused", RunFused},
+//                                          {"apart", RunApart}};
+//   Timings seconds;
+//   ASSIGN_OR_RETURN(seconds, MeasureInterleaved(variants, /*rounds=*/20));
 //   Spread gain = RatioOf(seconds[1], seconds[0]);   // gain.median, ...
 //
 // To measure another way, add a Variant.
@@ -33,6 +33,8 @@ double MonotonicSeconds();
 struct Variant {
   std::string name;
   std::function<absl::Status()> run;
+  // Before each run, and not timed; may be null.
+  std::function<void()> prepare = nullptr;
 };
 
 // Seconds, [variant][round].

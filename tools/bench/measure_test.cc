@@ -97,6 +97,22 @@ TEST_F(MeasureInterleavedTest, AnErrorOfAVariantEndsItAndIsNamed) {
             "ab");
 }
 
+TEST_F(MeasureInterleavedTest, WhatIsPreparedIsNotTimed) {
+  Variant variant = MakeVariant("b", 1);
+  variant.prepare = [this] {
+    absl::StrAppend(&log_, "p");
+    now_ += 100;
+  };
+  const absl::StatusOr<Timings> seconds =
+      Measure({MakeVariant("a", 1), variant}, 2);
+  ASSERT_TRUE(seconds.ok()) << seconds.status();
+  EXPECT_EQ(log_,
+            "apb"
+            "apb"
+            "pba");
+  for (const double s : seconds->at(1)) EXPECT_LT(s, 2);
+}
+
 TEST(MonotonicMeasureInterleavedTest, EveryRoundTakesTime) {
   volatile double sink = 0;
   const absl::StatusOr<Timings> seconds =
