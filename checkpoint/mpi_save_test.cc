@@ -178,7 +178,9 @@ TEST_F(MpiSaveTest, AFailureOfOneRankIsThatOfAll) {
                                 absl::StrCat("rank ", last, ": the budget")))
       << status;
   // It is rank 0 that removes what was written.
-  if (communicator_->rank() == 0) EXPECT_TRUE(fs::is_empty(directory_));
+  if (communicator_->rank() == 0) {
+    EXPECT_TRUE(fs::is_empty(directory_));
+  }
 }
 
 }  // namespace
