@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -943,14 +944,16 @@ absl::StatusOr<StateLease> ShardOptimizer::Impl::LeaseStateBehindFences() {
   if (restoring_) {
     return absl::FailedPreconditionError("state is being restored");
   }
-  std::vector<StateView> views;
-  ONEPASS_RETURN_IF_ERROR(ForEachView(
-      [&](StateView view, void*) { views.push_back(std::move(view)); }));
   // The order of a step: it begins with all that is on the device, in whole
   // shards here, and then takes the others one by one.
-  std::stable_partition(views.begin(), views.end(), [&](const StateView& view) {
-    return shard_states_[view.fence].device_index >= 0;
-  });
+  std::vector<StateView> views;
+  std::vector<StateView> others;
+  ONEPASS_RETURN_IF_ERROR(ForEachView([&](StateView view, void*) {
+    const bool first = shard_states_[view.fence].device_index >= 0;
+    (first ? views : others).push_back(std::move(view));
+  }));
+  views.insert(views.end(), std::make_move_iterator(others.begin()),
+               std::make_move_iterator(others.end()));
   auto fences = std::make_shared<StateFences>(static_cast<int>(shards_.size()));
   for (size_t i = 0; i < shards_.size(); ++i) {
     if (shard_states_[i].numel == 0) fences->Open(static_cast<int>(i));
