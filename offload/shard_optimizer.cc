@@ -1020,6 +1020,7 @@ absl::StatusOr<StateRestore> ShardOptimizer::Impl::RestoreState() {
 
 absl::Status ShardOptimizer::Impl::ForEachView(
     absl::FunctionRef<void(StateView view, void* data)> add) {
+  alignas(float) static char nothing[sizeof(float)];
   for (size_t i = 0; i < shards_.size(); ++i) {
     const Shard& shard = shards_[i];
     for (const StateKind kind :
@@ -1040,10 +1041,10 @@ absl::Status ShardOptimizer::Impl::ForEachView(
       };
       ONEPASS_RETURN_IF_ERROR(
           ForEachStretch(static_cast<int>(i), kind, add_stretch));
-      // A parameter without elements is one all the same.
+      // A parameter without elements is one all the same, in some place.
       if (std::count(shard.shape.begin(), shard.shape.end(), 0) > 0) {
         ONEPASS_RETURN_IF_ERROR(
-            add_stretch({/*on_device=*/false, nullptr, TypeOf(kind), 0, 0}));
+            add_stretch({/*on_device=*/false, nothing, TypeOf(kind), 0, 0}));
       }
     }
   }
