@@ -68,8 +68,10 @@ absl::StatusOr<std::unique_ptr<StateFiles>> StateFiles::Create(
   auto files = absl::WrapUnique(new StateFiles(std::move(options)));
   const int64_t bytes = files->options_.chunk_bytes * files->options_.buffers;
   HostBufferOptions memory;
-  // As many bytes as were asked for, and no more.
-  memory.huge_pages = false;
+  // As many bytes as were asked for, and no more; of huge pages direct writes
+  // are of fewer pieces.
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  memory.huge_pages = bytes % kHugePage == 0;
   if (files->options_.pinned) {
     auto pinned = runtime.device.AllocatePinned(runtime.pool, bytes, memory);
     if (pinned.ok()) {
