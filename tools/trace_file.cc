@@ -27,15 +27,14 @@ absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(
 
 TraceFile::~TraceFile() {
   if (!begun_ || ended_) return;
-  if (!spans_.spans.empty()) EndStep(step_ + 1);
+  if (!spans_.spans.empty()) EndStep();
   // Out of turn: a rank that failed hears nothing of the others any more. They
   // append what they have at once, so that it stays together.
   if (!events_.empty()) WriteMine(std::ios::app).IgnoreError();
 }
 
-void TraceFile::EndStep(int64_t step) {
-  step_ = step;
-  AppendTraceEvents(communicator_->rank(), step, spans_.spans, &events_);
+void TraceFile::EndStep() {
+  AppendTraceEvents(communicator_->rank(), ++step_, spans_.spans, &events_);
   spans_.spans.clear();
 }
 

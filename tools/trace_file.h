@@ -4,7 +4,7 @@
 //   RETURN_IF_ERROR(trainer->SetTrace(file->spans()));
 //   for (...) {
 //     RETURN_IF_ERROR(trainer->Step());
-//     file->EndStep(trainer->steps());
+//     file->EndStep();
 //     if (...) RETURN_IF_ERROR(file->Write());
 //   }
 //   RETURN_IF_ERROR(file->End());
@@ -38,12 +38,12 @@ class TraceFile {
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
-  // The step before the first, where that is not 0.
+  // The step before the first, where that is not 0. Before EndStep().
   void set_step(int64_t step) { step_ = step; }
   // Where steps append to.
   StepTrace* spans() { return &spans_; }
-  // What was appended since the last call was this step.
-  void EndStep(int64_t step);
+  // What was appended since the last call was the next step.
+  void EndStep();
   // Writes the steps that have ended, of all ranks.
   absl::Status Write();
   absl::Status End();

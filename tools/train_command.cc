@@ -472,7 +472,7 @@ class TrainCommand : public Command {
       ONEPASS_ASSIGN_OR_RETURN(step, trainer->Step());
       const int64_t i = trainer->steps();
       if (trace != nullptr) {
-        trace->EndStep(i);
+        trace->EndStep();
         if (i % traced_steps == 0) ONEPASS_RETURN_IF_ERROR(trace->Write());
       }
       const StepReport& report = step.report;
