@@ -153,14 +153,8 @@ void Checkpoint::CollectTensors() {
 absl::StatusOr<const InputFile*> Checkpoint::OpenFile(int file) {
   if (open_ == file) return &file_;
   open_ = -1;
-  absl::StatusOr<InputFile> opened = InputFile::Open(files_[file].path);
-  ONEPASS_RETURN_IF_ERROR(AsDamage(opened.status()));
-  if (opened->size() != files_[file].entry->length()) {
-    return absl::DataLossError(absl::StrCat("\"", files_[file].path, "\" has ",
-                                            opened->size(), " bytes, expected ",
-                                            files_[file].entry->length()));
-  }
-  file_ = *std::move(opened);
+  ONEPASS_ASSIGN_OR_RETURN(
+      file_, OpenExpected(files_[file].path, files_[file].entry->length()));
   open_ = file;
   return &file_;
 }

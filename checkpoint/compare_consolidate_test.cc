@@ -24,8 +24,9 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/compare.h"
 #include "checkpoint/consolidate.h"
+#include "checkpoint/edit_index.h"
 #include "checkpoint/fake_state.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/manifest.pb.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/save.h"
 #include "checkpoint/save_fake_state.h"
@@ -37,7 +38,6 @@
 #include "tests/make_pool.h"
 #include "tests/temp_directory.h"
 #include "tests/test_kernels.h"
-#include "xxhash.h"
 
 namespace onepass {
 namespace {
@@ -507,23 +507,11 @@ TEST_F(ConsolidateTest, UnscaledCheckpointsGiveTheSameValues) {
 // Only what is damaged, or made by others, has that.
 TEST_F(ConsolidateTest, ARemainderOfAnotherStepThanItsWeightIsRefused) {
   SaveFlat(model_, "c", 1, model_.Meta(5));
-  const std::string manifest_path = path("c/manifest");
-  auto manifest = DecodeManifest(ReadAll(manifest_path), manifest_path);
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  const std::string index_path = path("c/rank-00000-of-00001.index");
-  auto index = DecodeIndex(ReadAll(index_path), *manifest, 0, index_path);
-  ASSERT_TRUE(index.ok()) << index.status();
-  for (auto& tensor : *index->mutable_tensors()) {
-    if (tensor.name() == "state.rest.master_param") tensor.set_step(9);
-  }
-  const auto index_bytes = EncodeIndex(*index);
-  ASSERT_TRUE(index_bytes.ok()) << index_bytes.status();
-  manifest->mutable_indexes(0)->set_checksum(
-      XXH3_64bits(index_bytes->data(), index_bytes->size()));
-  const auto manifest_bytes = EncodeManifest(*manifest);
-  ASSERT_TRUE(manifest_bytes.ok()) << manifest_bytes.status();
-  std::ofstream(index_path, std::ios::binary) << *index_bytes;
-  std::ofstream(manifest_path, std::ios::binary) << *manifest_bytes;
+  EditIndex(path("c"), [](checkpoint::Manifest&, checkpoint::Index& index) {
+    for (checkpoint::Tensor& tensor : *index.mutable_tensors()) {
+      if (tensor.name() == "state.rest.master_param") tensor.set_step(9);
+    }
+  });
   const absl::Status status =
       Consolidate("c", ConsolidatedForm::kFloat32).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;

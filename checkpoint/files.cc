@@ -120,10 +120,10 @@ absl::Status InputFile::ReadAt(int64_t offset, absl::Span<char> data) const {
   return file_.ReadAt(data, offset);
 }
 
-absl::Status ExpectFile(const std::string& path, int64_t bytes) {
-  const absl::StatusOr<InputFile> file = InputFile::Open(path);
+absl::StatusOr<InputFile> OpenExpected(const std::string& path, int64_t bytes) {
+  absl::StatusOr<InputFile> file = InputFile::Open(path);
   ONEPASS_RETURN_IF_ERROR(AsDamage(file.status()));
-  if (file->size() == bytes) return absl::OkStatus();
+  if (file->size() == bytes) return file;
   return absl::DataLossError(
       absl::StrCat(path, ": has ", file->size(), " bytes, expected ", bytes));
 }

@@ -77,9 +77,9 @@ class InputFile {
   int64_t size_ = 0;
 };
 
-// Whether a file of a checkpoint is there, of `bytes`. DataLoss: it is not;
-// others: of looking.
-absl::Status ExpectFile(const std::string& path, int64_t bytes);
+// A file of a checkpoint, which has `bytes`. DataLoss: it is not there, or has
+// another length; others as InputFile::Open().
+absl::StatusOr<InputFile> OpenExpected(const std::string& path, int64_t bytes);
 
 // As InputFile::Open() and ReadAt(). InvalidArgument: more than `most_bytes`,
 // of which nothing is read.

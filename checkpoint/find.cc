@@ -23,7 +23,8 @@ absl::Status FindFiles(const FoundCheckpoint& checkpoint,
                        const checkpoint::Manifest& manifest) {
   for (const checkpoint::File& file : manifest.files()) {
     ONEPASS_RETURN_IF_ERROR(
-        ExpectFile(JoinPath(checkpoint.path, file.name()), file.length()));
+        OpenExpected(JoinPath(checkpoint.path, file.name()), file.length())
+            .status());
   }
   return absl::OkStatus();
 }

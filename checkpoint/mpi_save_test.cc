@@ -1,12 +1,11 @@
 // Checkpoints of ranks that are MPI processes: every kind of save, and restored
 // by other ranks than those that wrote it. Every rank runs this program.
 
-#include <stdlib.h>
-
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -34,6 +33,7 @@
 #include "dispatch/thread_pool.h"
 #include "gtest/gtest.h"
 #include "tests/make_pool.h"
+#include "tests/temp_directory.h"
 #include "tests/test_kernels.h"
 
 namespace onepass {
@@ -64,8 +64,8 @@ class MpiSaveTest : public testing::Test {
     // Rank 0's, which all see.
     std::string path(200, '\0');
     if (communicator_->rank() == 0) {
-      std::string made = testing::TempDir() + "/mpi_save_test.XXXXXX";
-      ASSERT_NE(mkdtemp(&made[0]), nullptr);
+      own_directory_.emplace();
+      const std::string& made = own_directory_->path();
       ASSERT_LT(made.size(), path.size());
       made.copy(&path[0], made.size());
     }
@@ -77,10 +77,8 @@ class MpiSaveTest : public testing::Test {
     boxes_ = FlatBoxes(model_, communicator_->size(), random_);
   }
 
-  void TearDown() override {
-    ASSERT_TRUE(communicator_->Barrier().ok());
-    if (communicator_->rank() == 0) fs::remove_all(directory_);
-  }
+  // Rank 0's directory goes after this.
+  void TearDown() override { ASSERT_TRUE(communicator_->Barrier().ok()); }
 
   Runtime runtime() { return {*RunnableKernels().front(), *device_, *pool_}; }
   const std::vector<Box>& mine() const { return boxes_[communicator_->rank()]; }
@@ -108,6 +106,7 @@ class MpiSaveTest : public testing::Test {
   std::mt19937 random_{11};
   std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<HostDevice> device_;
+  std::optional<TempDirectory> own_directory_;  // of rank 0
   std::string directory_;
   FakeBoxes boxes_;
 };
@@ -130,11 +129,10 @@ TEST_F(MpiSaveTest, AllKindsAreSavedAndRestored) {
         options.layout = layout;
         absl::StatusOr<SaveReport> report;
         if (async) {
-          StateLease plain = state.Lease();
-          std::vector<StateView> views = plain.views();
+          const StateLease plain = state.Lease();
           ASSERT_TRUE(saver
                           .Start(directory_, name,
-                                 StateLease(std::move(views), nullptr,
+                                 StateLease(plain.views(), nullptr,
                                             std::make_shared<StateFences>(1)),
                                  model_.Meta(5), options)
                           .ok());

@@ -98,6 +98,18 @@ absl::Status CheckFences(const StateTensors& tensors, int count) {
   return absl::OkStatus();
 }
 
+// As a RankParameters.
+std::string SerializeParameters(const CheckpointMeta& meta) {
+  checkpoint::RankParameters parameters;
+  for (const StateGroup& group : meta.groups) {
+    auto& names = *parameters.add_groups();
+    for (const std::string& parameter : group.parameters) {
+      names.add_names(parameter);
+    }
+  }
+  return parameters.SerializeAsString();
+}
+
 class Saver {
  public:
   Saver(const Runtime& runtime, Communicator& communicator,
@@ -108,7 +120,8 @@ class Saver {
         parent_(parent),
         name_(name),
         meta_(meta),
-        options_(options) {}
+        options_(options),
+        parameters_(SerializeParameters(meta)) {}
 
   absl::StatusOr<SaveReport> Run(const StateLease& lease);
 
@@ -133,12 +146,10 @@ class Saver {
   // RankParameters of all ranks, or of this one where they are all the same.
   absl::StatusOr<std::vector<std::string>> ExchangeParameters(
       const std::vector<std::string>& entries);
-  std::string Parameters() const;
   // On rank 0, from what each rank said of its index and its parameters.
   absl::Status WriteManifest(const std::vector<std::string>& entries,
                              const std::vector<std::string>& parameters);
   absl::Status CheckWhole(const checkpoint::Manifest& manifest) const;
-  absl::Status Publish();
   // What all ranks have to have alike.
   std::string Fingerprint() const {
     return absl::StrCat(
@@ -158,6 +169,7 @@ class Saver {
   const std::string name_;
   const CheckpointMeta& meta_;
   const SaveOptions& options_;
+  const std::string parameters_;  // RankParameters of this one
   StateFences* fences_ = nullptr;
   absl::flat_hash_map<int, int> behind_;
   std::unique_ptr<MemoryBudget> own_budget_;
@@ -409,25 +421,13 @@ absl::StatusOr<std::string> Saver::WriteIndex(checkpoint::Index index,
     file.set_name(stored.name());
     file.set_length(stored.length());
   }
-  entry.set_parameters_checksum(Checksum(Parameters()));
+  entry.set_parameters_checksum(Checksum(parameters_));
   return entry.SerializeAsString();
-}
-
-std::string Saver::Parameters() const {
-  checkpoint::RankParameters parameters;
-  for (const StateGroup& group : meta_.groups) {
-    auto& names = *parameters.add_groups();
-    for (const std::string& parameter : group.parameters) {
-      names.add_names(parameter);
-    }
-  }
-  return parameters.SerializeAsString();
 }
 
 absl::StatusOr<std::vector<std::string>> Saver::ExchangeParameters(
     const std::vector<std::string>& entries) {
-  const std::string mine = Parameters();
-  const uint64_t checksum = Checksum(mine);
+  const uint64_t checksum = Checksum(parameters_);
   // All ranks see the same, and go the same way.
   const bool same =
       std::all_of(entries.begin(), entries.end(), [&](const std::string& text) {
@@ -435,8 +435,8 @@ absl::StatusOr<std::vector<std::string>> Saver::ExchangeParameters(
         return entry.ParseFromString(text) &&
                entry.parameters_checksum() == checksum;
       });
-  if (same) return std::vector<std::string>{mine};
-  return ExchangeOrFail(communicator_, mine);
+  if (same) return std::vector<std::string>{parameters_};
+  return ExchangeOrFail(communicator_, parameters_);
 }
 
 // Nothing is published that could not be opened.
@@ -479,7 +479,8 @@ absl::Status Saver::WriteManifest(const std::vector<std::string>& entries,
     for (const checkpoint::File& file : entry.files()) {
       // That it is there, and as long, for whoever made the manifest.
       ONEPASS_RETURN_IF_ERROR(
-          ExpectFile(JoinPath(partial_.path, file.name()), file.length()));
+          OpenExpected(JoinPath(partial_.path, file.name()), file.length())
+              .status());
       *manifest.add_files() = file;
     }
   }

@@ -27,9 +27,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/edit_index.h"
 #include "checkpoint/fake_state.h"
 #include "checkpoint/find.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/manifest.pb.h"
 #include "checkpoint/memory_budget.h"
 #include "checkpoint/meta.h"
@@ -38,7 +38,6 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/save.h"
 #include "checkpoint/save_fake_state.h"
-#include "checkpoint/state_files.h"
 #include "checkpoint/state_tensors.h"
 #include "checkpoint/verify.h"
 #include "dispatch/kernel.h"
@@ -234,8 +233,9 @@ TEST_F(SaveRestoreTest, AnyShapesAndBoxes) {
       tensor.type = kTypes[below(5)];
       for (int d = below(5); d > 0; --d) tensor.shape.push_back(below(8));
       // Of several leaves.
-      if (!tensor.shape.empty())
-        tensor.shape[below(tensor.shape.size())] *= 137;
+      if (!tensor.shape.empty()) {
+        tensor.shape[below(static_cast<int>(tensor.shape.size()))] *= 137;
+      }
     }
     const FakeModel model(tensors, round);
     const int from = below(8) + 1;
@@ -706,7 +706,7 @@ TEST_F(SaveRestoreTest, DamageIsFoundAndNamed) {
   }
   std::sort(names.begin(), names.end());
   const RestoreOptions wanted = Wanted(model_);
-  const int flips = LongTestStride() == 1 ? 40 : 2;
+  const int flips = LongTestStride() == 1 ? 40 : 4;
   // Loading all of it finds it, too.
   const auto expect_refused = [&](const std::string& name) {
     for (const absl::Status& status :
@@ -842,7 +842,7 @@ TEST_F(SaveRestoreTest, WhatDiffersIsNamedAndNothingWritten) {
         RestoreOptions options = Wanted(model);
         if (change_options) change_options(options);
         const FakeBoxes boxes = FlatBoxes(model, 2, random_);
-        for (const char* layout : {"flat", "nested"})
+        for (const char* layout : {"flat", "nested"}) {
           RunRanks(World(2), [&](Rank& rank) {
             FakeState state(model, boxes[rank.rank()], rank.runtime(), false);
             absl::StatusOr<Checkpoint> checkpoint =
@@ -857,6 +857,7 @@ TEST_F(SaveRestoreTest, WhatDiffersIsNamedAndNothingWritten) {
             EXPECT_TRUE(absl::StrContains(status.message(), message)) << status;
             EXPECT_FALSE(state.written());
           });
+        }
       };
   using Tensors = std::vector<FakeTensor>;
   expect("lacks the parameter \"more\"",
@@ -917,33 +918,6 @@ TEST_F(SaveRestoreTest, WhatDiffersIsNamedAndNothingWritten) {
   });
   expect("has 2 parameter groups, the trainer has 3", {},
          [](RestoreOptions& options) { options.groups.emplace_back(); });
-}
-
-// Changes what one rank said of a checkpoint, and all checksums with it.
-void EditIndex(const std::string& path,
-               const std::function<void(checkpoint::Manifest&,
-                                        checkpoint::Index&)>& edit) {
-  const std::string manifest_path = path + "/manifest";
-  auto manifest = DecodeManifest(ReadAll(manifest_path), manifest_path);
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  const std::string index_path = path + "/" + manifest->indexes(0).file();
-  auto index = DecodeIndex(ReadAll(index_path), *manifest, 0, index_path);
-  ASSERT_TRUE(index.ok()) << index.status();
-  edit(*manifest, *index);
-  const auto index_bytes = EncodeIndex(*index);
-  ASSERT_TRUE(index_bytes.ok()) << index_bytes.status();
-  manifest->mutable_indexes(0)->set_length(
-      static_cast<int64_t>(index_bytes->size()));
-  for (checkpoint::File& file : *manifest->mutable_files()) {
-    if (file.name() == manifest->indexes(0).file()) {
-      file.set_length(static_cast<int64_t>(index_bytes->size()));
-    }
-  }
-  manifest->mutable_indexes(0)->set_checksum(Checksum(*index_bytes));
-  const auto manifest_bytes = EncodeManifest(*manifest);
-  ASSERT_TRUE(manifest_bytes.ok()) << manifest_bytes.status();
-  WriteAll(index_path, *index_bytes);
-  WriteAll(manifest_path, *manifest_bytes);
 }
 
 // What no save of ours writes.

@@ -48,7 +48,7 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(absl::string_view path,
   for (const checkpoint::File& file : opened->manifest().files()) {
     if (verified.contains(file.name())) continue;
     absl::Status status =
-        ExpectFile(JoinPath(path, file.name()), file.length());
+        OpenExpected(JoinPath(path, file.name()), file.length()).status();
     if (!status.ok()) report.problems.push_back(std::move(status));
   }
   for (const std::string& name : names) {

@@ -375,11 +375,12 @@ class ShardOptimizer::Impl {
 
   absl::Status CheckUsable() const;
   absl::Status CheckNotLeased() const;
-  // Returns when nothing of the shard, or of all, is still to be read.
   using Deadline = std::chrono::steady_clock::time_point;
+  // Of waits that begin now.
   Deadline FenceDeadline() const {
     return std::chrono::steady_clock::now() + options_.fence_timeout;
   }
+  // Returns when nothing of the shard, or of all, is still to be read.
   void AwaitFences(int shard, Deadline deadline);
   void AwaitAllFences();
   void Drain();

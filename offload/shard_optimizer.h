@@ -238,11 +238,11 @@ class ShardOptimizer {
   // gradients may be added. The optimizer outlives it.
   absl::StatusOr<StateLease> LeaseState();
   // The same behind fences, one for each shard, those first of which a part is
-  // on the device: the optimizer goes on, and
-  // waits before it changes what has not been read: Step() for each shard that
-  // it updates, for those of the device together; SetState(), RestoreState()
-  // and destruction for all. What is not read within fence_timeout cancels the
-  // reading, and fails nothing here. The lease may outlive the optimizer.
+  // on the device: the optimizer goes on, and waits before it changes what has
+  // not been read: Step() for each shard that it updates, for those of the
+  // device together; SetState(), RestoreState() and destruction for all. What
+  // is not read within fence_timeout cancels the reading, and fails nothing
+  // here. The lease may outlive the optimizer.
   absl::StatusOr<StateLease> LeaseStateBehindFences();
   // The same as LeaseState(), to be replaced; Commit() writes the weights on
   // the device from the masters. While it is out, LeaseState() is refused, too.

@@ -17,6 +17,7 @@
 #include "checkpoint/meta.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
+#include "checkpoint/state_tensors.h"
 #include "dispatch/device.h"
 #include "dispatch/dtype.h"
 #include "dispatch/state.h"
@@ -48,12 +49,6 @@ const std::vector<std::vector<Parameter>>& Units() {
       {{"none", {0, 4}, 0}},
       {{"scalar", {}, 1}, {"v", {4099}, 0}}};
   return *units;
-}
-
-int64_t NumelOf(const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  for (const int64_t size : shape) numel *= size;
-  return numel;
 }
 
 // Multiples of 1/64 in [-1, 1): sums over ranks, and means of equal ones, are

@@ -3,13 +3,13 @@
 //
 //   write_checkpoints DIRECTORY
 //
-// Of the same state "flat", ranges of elements, "rows", parts of a dimension,
-// and "full", whole tensors, all exact, and "unscaled", in fp32; and made of
-// the first one file each in "stored", exact, and in "values", in fp32, where
-// masters are rebuilt. In "expected" there is for
-// each tensor "<name>.bytes", all its elements, "<name>.scales" where it is
-// scaled, and a line "<name> <type>: <extents>" in "tensors". Nothing, and it
-// says so, where the environment pins a kernel that cannot run here.
+// Of the same state "flat", ranges of elements, "rows", boxes of a grid, and
+// "full", whole tensors, all exact, and "unscaled", in fp32; and made of the
+// first one file each in "stored", exact, and in "values", in fp32, where
+// masters are rebuilt. In "expected" there is for each tensor "<name>.bytes",
+// all its elements, "<name>.scales" where it is scaled, and a line "<name>
+// <type>: <extents>" in "tensors". Nothing, and it says so, where the
+// environment pins a kernel that cannot run here.
 
 #include <filesystem>
 #include <fstream>
